@@ -7,7 +7,7 @@ import html
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -141,119 +141,161 @@ def test_a_check_can_be_one_row_with_a_condition(tmp_path: Path) -> None:
     assert "did you mean name?" in wrong.not_checked[0]
 
 
-def test_findings_are_sorted_by_their_saving_or_share(tmp_path: Path) -> None:
-    def find(capture: Any) -> Iterator[Problem]:
-        yield problem(what="unknown", edit=None, place=("a", None))
-        yield problem(what="share", edit=None, share=0.3, place=("d", None))
-        yield problem(what="small", place=("b", None))
-        yield problem(what="large", edit=scaled(0.1), place=("c", None))
-
-    found = diagnosed([recorded(tmp_path)], [Check("made-up", find), check(code="other")])
-    assert [each.title for each in found.findings] == ["large", "small", "share", "unknown"]
-    assert found.passed == ("other",)
-    assert found.not_checked == ()
-    assert found.step_ns == 1_000_000
-    assert found.captures == ("steps_3_rank0",)
+def by_capture(of: Callable[[Any], list[dict[str, Any]]], **more: Any) -> Check:
+    """The problems that a function gives for each capture."""
+    return Check("made-up", lambda capture: (problem(**each) for each in of(capture)), **more)
 
 
-def test_half_of_a_share_counts_if_the_saving_is_unknown(tmp_path: Path) -> None:
-    def find(capture: Any) -> Iterator[Problem]:
-        yield problem(what="share of 50 %", edit=None, share=0.5, place=("a", None))
-        yield problem(what="saves 25 %", place=("b", None))
-        yield problem(what="share of 51 %", edit=None, share=0.51, place=("c", None))
-
-    found = diagnosed([recorded(tmp_path)], [Check("made-up", find)])
-    got = [each.title for each in found.findings]
-    assert got == ["share of 51 %", "saves 25 %", "share of 50 %"]
+def windows(folder: Path, *first_steps: int) -> list[Capture]:
+    return [recorded(folder, window) for window in first_steps]
 
 
-def test_what_ends_the_run_comes_first_and_caveats_last(tmp_path: Path) -> None:
-    captures = [recorded(tmp_path, window) for window in (3, 6, 9)]
-
-    def find(capture: Any) -> Iterator[Problem]:
-        yield problem(what="slow", edit=scaled(0.1), place=("a", None))
-        yield problem(what="grows", edit=None, ends_run=True, place=("b", None))
-        if capture is captures[1]:
-            yield problem(what="grew once", edit=None, ends_run=True, place=("c", None))
-
-    def doubt(capture: Any) -> Iterator[Problem]:
-        yield problem(what="busy", edit=None, share=0.9)
-
-    checks = [Check("doubt", doubt, is_caveat=True), Check("made-up", find)]
-    found = diagnosed(captures, checks)
-    got = [each.title.split(" (")[0] for each in found.findings]
-    assert got == ["grows", "slow", "grew once", "busy"]
-    assert [each.is_caveat for each in found.findings] == [False, False, False, True]
+def unsaved(what: str, place: str = "forward", **changed: Any) -> dict[str, Any]:
+    return {"what": what, "edit": None, "place": (place, None), **changed}
 
 
-def test_what_could_not_be_checked_is_said(tmp_path: Path) -> None:
-    checks = [
-        failing(NotRecorded("no shapes", "record shapes")),
-        failing(CaptureError("No trace.")),
-    ]
-    found = diagnosed([recorded(tmp_path, 3), recorded(tmp_path, 6)], checks)
-    assert found.not_checked == ("To check cannot, record shapes (no shapes).", "No trace.")
-    assert found.passed == ()
+def saving(what: str, by: float = 0.5, place: str = "forward", **changed: Any) -> dict[str, Any]:
+    return {"what": what, "edit": scaled(by), "place": (place, None), **changed}
 
 
-def test_an_error_of_a_check_is_said_and_the_others_go_on(tmp_path: Path) -> None:
-    def no_generator(capture: Any) -> Iterator[Problem]:
-        raise ConfigError("No range matches 'decoder'.")
+def refuse(whatif: Any) -> Any:
+    raise CaptureError("The range launches nothing.")
 
-    def unknown_saving(capture: Any) -> Iterator[Problem]:
-        yield problem(what="lost", edit=lambda _: Unsimulated())
 
-    checks = [
-        failing(TypeError("'int' object is not iterable")),
-        Check("none", no_generator),
-        Check("unsimulated", unknown_saving),
-        check({}),
-    ]
-    found = diagnosed([recorded(tmp_path)], checks)
-    assert found.not_checked == (
-        "The check cannot failed on this capture (TypeError: 'int' object is not iterable): "
-        "please report it.",
-        "The check none failed on this capture (ConfigError: No range matches 'decoder'): "
-        "please report it.",
-        "The check unsimulated failed on this capture (ZeroDivisionError: division by zero): "
-        "please report it.",
+def no_generator(capture: Any) -> Iterator[Problem]:
+    raise ConfigError("No range matches 'decoder'.")
+
+
+def of_ranks(capture: Capture) -> list[dict[str, Any]]:
+    """Another part of the range in each capture, and on rank 1 another problem."""
+    of = capture.about.window.first_step, capture.about.rank
+    left = {(3, 0): 0.5, (3, 1): 0.2, (6, 0): 0.4}[of]
+    also = [saving("Also slow", place="other")] if capture.about.rank == 1 else []
+    return [saving(f"Slow in {capture.name}: 60 %", left, share=1 - left), *also]
+
+
+def in_window(number: int, *inside: dict[str, Any], always: Sequence[dict[str, Any]] = ()) -> Check:
+    """Some problems of one window, and others of each."""
+    return by_capture(
+        lambda capture: [*(inside if capture.about.window.first_step == number else ()), *always]
     )
-    assert [each.title for each in found.findings] == ["Half of the step is slow"]
-    assert found.passed == ()
 
 
-def test_a_simulation_that_fails_is_said_and_is_no_finding(tmp_path: Path) -> None:
-    def refuse(whatif: Any) -> Any:
-        raise CaptureError("The range launches nothing.")
+def no_shapes(code: str, reason: str = "no shapes") -> Check:
+    return failing(NotRecorded(reason, "record shapes"))._replace(code=code)
 
-    found = diagnosed(
-        [recorded(tmp_path)],
+
+GROWS = unsaved("grows", "b", ends_run=True), unsaved("grew once", "c", ends_run=True)
+CASES: dict[str, Callable[[Path], Diagnosis]] = {
+    "sorted by saving or share": lambda folder: diagnosed(
+        [recorded(folder)],
+        [
+            check(
+                *(unsaved("unknown", "a"), unsaved("share", "d", share=0.3)),
+                *(saving("small", place="b"), saving("large", 0.1, "c")),
+            ),
+            check(code="other"),
+        ],
+    ),
+    "half of a share counts if the saving is unknown": lambda folder: diagnosed(
+        [recorded(folder)],
+        [
+            check(
+                *(unsaved("share of 50 %", "a", share=0.5), saving("saves 25 %", place="b")),
+                unsaved("share of 51 %", "c", share=0.51),
+            )
+        ],
+    ),
+    "what ends the run comes first, and caveats last": lambda folder: diagnosed(
+        windows(folder, 3, 6, 9),
+        [
+            check(unsaved("busy", share=0.9), code="doubt")._replace(is_caveat=True),
+            in_window(6, GROWS[1], always=[saving("slow", 0.1, "a"), GROWS[0]]),
+        ],
+    ),
+    "what could not be checked": lambda folder: diagnosed(
+        windows(folder, 3, 6), [no_shapes("cannot"), failing(CaptureError("No trace."))]
+    ),
+    "an error of a check is said, and the others go on": lambda folder: diagnosed(
+        [recorded(folder)],
+        [
+            failing(TypeError("'int' object is not iterable")),
+            Check("none", no_generator),
+            check({"what": "lost", "edit": lambda _: Unsimulated()}, code="unsimulated"),
+            check({}),
+        ],
+    ),
+    "a simulation that fails is said, and is no finding": lambda folder: diagnosed(
+        [recorded(folder)],
         [
             check({"edit": refuse, "what": "lost"}, {"what": "kept"}, code="half"),
             check({"edit": scaled_operator("decoder")}, code="nothing-to-edit"),
-            check({"edit": scaled(0.99)}, code="too-little"),
-            check({"edit": None, "what": "unknown by design"}, code="unknown"),
+            check(saving("too little", 0.99), code="too-little"),
+            check(unsaved("unknown by design"), code="unknown"),
         ],
-    )
-    got = [(each.title, each.saving is None) for each in found.findings]
-    assert got == [("kept", False), ("unknown by design", True)]
-    first, second = found.not_checked
-    assert first == "To check half, no change could be simulated: The range launches nothing."
-    assert "No operator or runtime call matches 'decoder'" in second
-    assert found.passed == ("too-little",)
+    ),
+    "an error without a text": lambda folder: diagnosed([recorded(folder)], [failing(ZeroDivisionError())]),
+    "an error with a long text": lambda folder: diagnosed([recorded(folder)], [failing(KeyError("x" * 500))]),
+    "equal findings of windows and ranks are one": lambda folder: diagnosed(
+        [recorded(folder, 3, 0, 1000), recorded(folder, 3, 1, 3000), recorded(folder, 6, 0, 2000)],
+        [by_capture(of_ranks)],
+    ),
+    # Of two shares, the smaller.
+    "without savings the median share counts": lambda folder: diagnosed(
+        [recorded(folder, 3, 3), recorded(folder, 6, 6)],
+        [by_capture(lambda each: [unsaved(each.name, share=0.3 if each.about.rank == 3 else 0.1)])],
+    ),
+    "two findings of a capture in one range stay two": lambda folder: diagnosed(
+        [recorded(folder), recorded(folder, rank=1)], [check({"what": "one"}, {"what": "two"})]
+    ),
+    "the same steps on the same rank are another window": lambda folder: diagnosed(
+        [recorded(folder / "a"), recorded(folder / "b")], [check({})]
+    ),
+    "different problems of a check stay apart": lambda folder: diagnosed(
+        windows(folder, 3, 6),
+        [
+            in_window(
+                3,
+                saving("5.0 % are casts", share=0.05, variant="casts"),
+                always=[saving("30 % are copies", share=0.3, variant="copies")],
+            )
+        ],
+    ),
+    "a problem of few windows comes after those of most": lambda folder: diagnosed(
+        windows(folder, 3, 6, 9),
+        [in_window(6, unsaved("No CPU", share=0.9), always=[unsaved("Slow", "loop", share=0.1)])],
+    ),
+    "notes on some of the captures": lambda folder: diagnosed(
+        [recorded(folder), Capture.load(write_trace(folder, [annotation("forward", 0, 10)]))], [check({})]
+    ),
+    "two checks with the same remedy": lambda folder: diagnosed(
+        windows(folder, 3, 6), [no_shapes("one"), no_shapes("two")]
+    ),
+    "the same remedy for different reasons": lambda folder: diagnosed(
+        windows(folder, 3, 6), [no_shapes("one"), no_shapes("two"), no_shapes("three", "no types")]
+    ),
+    "an error names its check": lambda folder: diagnosed(
+        windows(folder, 3, 6), [failing(KeyError("rank"))._replace(code=code) for code in ("one", "two")]
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (ZeroDivisionError(), "(ZeroDivisionError):"),
-        (KeyError("x" * 500), f"(KeyError: '{'x' * 98}…):"),
-    ],
-    ids=["no text", "a long text"],
-)
-def test_the_text_of_an_error_is_short(tmp_path: Path, error: Exception, said: str) -> None:
-    (sentence,) = diagnosed([recorded(tmp_path)], [failing(error)]).not_checked
-    assert said in sentence
+def told(found: Diagnosis) -> Iterator[str]:
+    """What a diagnosis holds beside its evidence, a line each."""
+    yield f"{', '.join(found.captures)}: a step of {found.step_ns} ns"
+    for each in found.findings:
+        saves = None if each.saving is None else (each.saving.saving_ns, each.saving.baseline_ns)
+        caveat = ", a caveat" if each.is_caveat else ""
+        yield f"{each.title}: share {each.share}, saves {saves}, in {each.capture}{caveat}"
+    for name in ("passed", "not_checked", "notes"):
+        yield from (f"{name}: {each}" for each in getattr(found, name))
+
+
+def test_diagnoses_by_hand(tmp_path: Path, golden: Golden) -> None:
+    lines = []
+    for number, (name, make) in enumerate(CASES.items()):
+        lines += [f"---- {name}", *told(make(tmp_path / str(number)))]
+    golden("diagnoses.txt", "\n".join(lines))
 
 
 @pytest.mark.parametrize("error", [TraceError("Cut off."), MemoryError()], ids=repr)
@@ -275,83 +317,6 @@ def test_a_check_that_ran_on_some_captures_only_says_on_how_many_it_did_not(tmp_
     assert found.passed == ()
 
 
-def test_equal_findings_of_windows_and_ranks_become_one(tmp_path: Path) -> None:
-    captures = [
-        recorded(tmp_path, 3, 0, 1000),
-        recorded(tmp_path, 3, 1, 3000),
-        recorded(tmp_path, 6, 0, 2000),
-    ]
-
-    by = {(3, 0): 0.5, (3, 1): 0.2, (6, 0): 0.4}
-
-    def find(capture: Any) -> Iterator[Problem]:
-        left = by[capture.about.window.first_step, capture.about.rank]
-        yield problem(what=f"Slow in {capture.name}: 60 %", share=1 - left, edit=scaled(left))
-        if capture.about.rank == 1:
-            yield problem(what="Also slow", place=("other", None))
-
-    found = diagnosed(iter(captures), [Check("made-up", find)])
-    assert [each.title for each in found.findings] == [
-        "Slow in steps_6_rank0: 60 % (in 2 of 2 windows, on all 2 ranks; 50 % to 80 %)",
-        "Also slow (in 1 of 2 windows, on rank 1)",
-    ]
-    first = found.findings[0]
-    assert first.saving is not None
-    assert (first.capture, first.saving.baseline_ns) == ("steps_6_rank0", 2_000_000)
-    assert found.step_ns == 2_000_000
-
-
-def test_without_savings_the_median_share_counts(tmp_path: Path) -> None:
-    captures = [recorded(tmp_path, window, window) for window in (3, 6)]
-    shares = iter([0.3, 0.1])
-
-    def find(capture: Any) -> Iterator[Problem]:
-        yield problem(what=capture.name, share=next(shares), edit=None)
-
-    (found,) = diagnosed(captures, [Check("made-up", find)]).findings
-    assert found.share == 0.1, "of two, the smaller"
-    assert found.capture == "steps_6_rank6"
-
-
-def test_two_findings_of_a_capture_in_one_range_stay_two(tmp_path: Path) -> None:
-    checks = [check({"what": "one"}, {"what": "two"})]
-    found = diagnosed([recorded(tmp_path), recorded(tmp_path, rank=1)], checks)
-    got = [each.title for each in found.findings]
-    assert got == ["one (on all 2 ranks)", "two (on all 2 ranks)"]
-
-
-def test_the_same_steps_on_the_same_rank_are_another_window(tmp_path: Path) -> None:
-    captures = [recorded(tmp_path / "a"), recorded(tmp_path / "b")]
-    (found,) = diagnosed(captures, [check({})]).findings
-    assert found.title == "Half of the step is slow (in 2 of 2 windows)"
-
-
-def test_different_problems_of_a_check_stay_apart(tmp_path: Path) -> None:
-    captures = [recorded(tmp_path, 3), recorded(tmp_path, 6)]
-
-    def find(capture: Any) -> Iterator[Problem]:
-        if capture is captures[0]:
-            yield problem(what="5.0 % are casts", share=0.05, variant="casts")
-        yield problem(what="30 % are copies", share=0.3, variant="copies")
-
-    found = diagnosed(captures, [Check("made-up", find)])
-    got = [each.title for each in found.findings]
-    assert got == ["5.0 % are casts (in 1 of 2 windows)", "30 % are copies (in 2 of 2 windows)"]
-
-
-def test_a_problem_of_few_windows_comes_after_those_of_most(tmp_path: Path) -> None:
-    captures = [recorded(tmp_path, window) for window in (3, 6, 9)]
-
-    def find(capture: Any) -> Iterator[Problem]:
-        if capture is captures[1]:
-            yield problem(what="No CPU", share=0.9, edit=None)
-        yield problem(what="Slow", share=0.1, edit=None, place=("loop", None))
-
-    found = diagnosed(captures, [Check("made-up", find)])
-    got = [each.title for each in found.findings]
-    assert got == ["Slow (in 3 of 3 windows)", "No CPU (in 1 of 3 windows)"]
-
-
 def test_the_ranks_of_traces_are_read_from_their_names(tmp_path: Path) -> None:
     captures = []
     for rank in range(2):
@@ -359,14 +324,6 @@ def test_the_ranks_of_traces_are_read_from_their_names(tmp_path: Path) -> None:
         captures.append(Capture.load(path.rename(tmp_path / f"trace_rank{rank}.json")))
     (found,) = diagnosed(captures, [check({})]).findings
     assert found.title == "Half of the step is slow (on all 2 ranks)"
-
-
-def test_notes_on_some_of_the_captures_say_on_how_many(tmp_path: Path) -> None:
-    whole = recorded(tmp_path)
-    part = Capture.load(write_trace(tmp_path, [annotation("forward", 0, 10)]))
-    (note,) = diagnosed([whole, part], [check({})]).notes
-    assert note.startswith("The trace shows no whole step")
-    assert note.endswith(" (1 of 2 captures)")
 
 
 def test_without_a_simulation_savings_are_unknown(tmp_path, monkeypatch) -> None:
@@ -396,22 +353,6 @@ def test_a_simulation_that_fails_costs_the_savings_alone(tmp_path, monkeypatch) 
     assert found.step_ns is None
     assert "IndexError" in as_text(found)
     assert "IndexError" in as_markdown(found)
-
-
-def test_checks_with_the_same_remedy_share_a_sentence(tmp_path: Path) -> None:
-    reasons = {"one": "no shapes", "two": "no shapes", "three": "no types"}
-    checks = {
-        code: failing(NotRecorded(reason, "record shapes"))._replace(code=code)
-        for code, reason in reasons.items()
-    }
-    captures = [recorded(tmp_path, 3), recorded(tmp_path, 6)]
-    found = diagnosed(captures, [checks["one"], checks["two"]])
-    assert found.not_checked == ("To check one and two, record shapes (no shapes).",)
-    assert found.passed == ()
-    found = diagnosed(captures, checks.values())
-    assert found.not_checked == ("To check one, two and three, record shapes.",)
-    failed = [failing(KeyError("rank"))._replace(code=code) for code in ("one", "two")]
-    assert len(diagnosed(captures, failed).not_checked) == 2, "an error names its check"
 
 
 def test_nothing_to_diagnose(tmp_path: Path) -> None:
