@@ -247,15 +247,13 @@ def test_the_blocks_of_gc_freeze_have_full_collections_or_it_is_undecided(tried)
     found = tried(made, "gc-freeze")
     each = next(each for each in found.tried if each.words == "gc-freeze")
     assert (each.result, each.verdict) == ("faster", "faster and equal")
-    run = len(read_proof(Path(each.proof)).blocks[0])
-    assert run == 4
-    assert made.longest >= 3 * 50
+    assert made.longest >= 2 * 50
     each.result = "fits"
     made.steps_of_collection = 1000
     tries.save_state(found, Path(each.proof).parents[1])
     each = next(each for each in tried(made, "gc-freeze").tried if each.words == "gc-freeze")
     assert (each.result, each.why) == (
-        "undecided", "fewer than 3 full collections of garbage in 300 steps",
+        "undecided", "fewer than 2 full collections of garbage in 600 steps",
     )  # fmt: skip
 
 

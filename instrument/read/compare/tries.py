@@ -71,9 +71,9 @@ _MOST_BYTES = 64 << 20
 # A timed block takes about this long; one step before it is not timed.
 _BLOCK_NS, _MOST_STEPS = 300e6, 100
 _LEAD, _LEAD_AT_FIRST = 1, 5
-# A block that shows what the garbage collector costs has so many full collections, and takes at
-# most so many times longer than others.
-_COLLECTIONS, _MOST_PARTS = 3, 10
+# To show what the garbage collector costs, a run of a block without the change has so many full
+# collections, and takes at most so many times longer than others.
+_COLLECTIONS, _MOST_PARTS = 2, 20
 _ORDER: tuple[Label, ...] = ("A", "B", "B", "A")
 # Of these changes, only one can be made.
 _ONE_OF = ({"fused", "foreach"}, {"bf16", "no-float16", "tf32"})
@@ -482,7 +482,7 @@ def _take_turns(
 
 
 def _steps_with_collections(plan: Plan, sides: Mapping[Label, ScriptRun], steps: int) -> int:
-    """So many steps that a block without the change has some full collections of garbage.
+    """So many steps that a run without the change has some full collections of garbage.
 
     Raises:
         UndecidedError: they would be too many.
