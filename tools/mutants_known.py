@@ -104,7 +104,7 @@ TESTS = {
     "instrument/read/facts/intervals.py": _capture("timeline", "breakdown", "steps"),
     "instrument/read/facts/launches.py": [
         *_capture("groupby", "kernels", "operators", "breakdown", "autograd", "ranges"),
-        "tests/capture/test_coverage.py::test_the_likely_cause_depends_on_what_is_missing",
+        "tests/capture/test_coverage.py::test_rows_and_likely_causes_by_hand",
         "tests/capture/test_synchronisations.py::test_what_a_wait_waits_for_by_hand",
         "tests/capture/test_efficiency.py::test_efficiency_by_hand",
     ],
