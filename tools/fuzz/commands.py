@@ -56,14 +56,8 @@ with Session("full", model=model, output_dir=sys.argv[1], **options) as session:
     for _ in session.steps(range(8)):
         model(torch.randn(4, 8)).sum().backward(); optimizer.step(); optimizer.zero_grad()
 """
-SKIPPED = {
-    "ab",
-    "graph",
-    "mcp",
-    "run",
-    "try",
-    "skill",
-}  # all but the last run programs; it reads nothing
+# These commands run programs; `skill` reads nothing.
+SKIPPED = {"ab", "graph", "mcp", "run", "skill", "try"}
 SINKS = ("table", "stacks", "memory", "parquet", "report", "tensorboard", "chrome_trace")
 # Values of options by the name that the help gives them; PATH stands for a path of the input.
 OPTIONS: dict[str | None, Sequence[str]] = {
