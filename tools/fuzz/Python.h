@@ -56,16 +56,6 @@ static PyObject *PyErr_NoMemory(void)
     return NULL;
 }
 
-static void *PyMem_Calloc(size_t count, size_t size)
-{
-    return count <= MOST_MEMORY / size ? calloc(count, size) : NULL;
-}
-
-static void PyMem_Free(void *memory)
-{
-    free(memory);
-}
-
 static PyObject *PyBytes_FromStringAndSize(const char *Py_UNUSED(text), Py_ssize_t size)
 {
     if (size < 0 || (size_t)size > MOST_MEMORY)
