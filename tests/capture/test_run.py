@@ -171,9 +171,7 @@ def test_ranks_by_hand(tmp_path: Path, golden: Golden) -> None:
             rows_as_lines(tables),
             f"clocks: {window.clocks.column('offset_ns')}",
         ]
-        told += [
-            line for line in as_text(window).split("\n") if "is late" in line or " slow" in line
-        ]
+        told += [line for line in as_text(window).split("\n") if "a straggler" in line]
     golden("ranks.txt", "\n".join(told))
 
 
