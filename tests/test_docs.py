@@ -185,6 +185,18 @@ def test_every_option_is_told() -> None:
     assert all(len(section.split("\n\n")) > 2 for section in sections)
 
 
+def test_words_and_numbers_are_written_in_one_way() -> None:
+    """`synchronize` is torch's name; our word is "to synchronise", and a share is "5 %"."""
+    files = [*FILES, *ROOT.glob("instrument/**/*.py")]
+    torchs = r"\S*[Ss]ynchronize\b[`()]|\w[Ss]ynchronize|[.\"_]synchronize|synchronize\|"
+    for file in files:
+        text = re.sub(torchs, "", file.read_text("utf-8"))
+        assert not re.findall(r"(?i)\bsynchroniz\w*", text), file
+    for page, text in PAGES.items():
+        prose = re.sub(r"```(?!text).*?```|`[^`\n]+`|<!-- setup.*?-->", "", text, flags=re.DOTALL)
+        assert not re.findall(r".*\d%.*", re.sub(r"'[^'\n]*>\+?\d+%'", "", prose)), page
+
+
 def test_every_page_can_be_found() -> None:
     """Zensical says nothing of a page in its navigation that does not exist, nor of one that is in none."""
     listed = re.findall(

@@ -473,7 +473,7 @@ def shortened(reasons: Mapping[str, int]) -> dict[str, int]:
     """
     counted = Counter[str]()
     for reason, times in reasons.items():
-        # redacted before the cut, because `redact` would not recognize half of a token
+        # redacted before the cut, because `redact` would not recognise half of a token
         counted[str(redact(" ".join(str(reason).split())))[:_REASON_LENGTH]] += times
     kept = dict(counted.most_common(_MOST_REASONS))
     if others := sum(counted.values()) - sum(kept.values()):

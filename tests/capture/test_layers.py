@@ -401,7 +401,7 @@ class TestView:
             capture(tmp_path, [frame("nn.Module: Model_0", end / 2, end), *events])
         )
         assert known is not None
-        assert "synchronize before the window begins" in known.remedy
+        assert "synchronise before the window begins" in known.remedy
         assert known.late_start.startswith("50 % of the device time has no launch")
 
     def test_coverage_of_recorded_layers_says_nothing(self, trace: Capture) -> None:

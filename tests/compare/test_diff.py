@@ -377,9 +377,9 @@ def test_other_programs_and_other_inputs_are_refused(tmp_path: Path) -> None:
         ]
 
     first = saved(tmp_path, "a", one("aten::mm", 8))
-    with pytest.raises(CaptureError, match="both sides call, 0% of the calls have the same"):
+    with pytest.raises(CaptureError, match="both sides call, 0 % of the calls have the same"):
         diff(first, saved(tmp_path, "b", one("aten::mm", 16)))
-    with pytest.raises(CaptureError, match="The programs differ: 0% of the operators' calls"):
+    with pytest.raises(CaptureError, match="The programs differ: 0 % of the operators' calls"):
         diff(first, saved(tmp_path, "c", one("aten::conv2d", 8, "other")))
     # A compiled program has other operators in the same ranges.
     compiled = diff(first, saved(tmp_path, "d", one("triton_mm", 8)))
@@ -405,7 +405,7 @@ def test_kernels_that_are_all_slower_tell_of_another_clock_rate(tmp_path: Path) 
 
     slower = diff(saved(tmp_path, "a", one(1)), saved(tmp_path, "b", one(1.2)))
     assert [each.sentence for each in slower.unlike] == [
-        "The kernels that run equally often on both sides take 20% longer after the change: the "
+        "The kernels that run equally often on both sides take 20 % longer after the change: the "
         "clock rate of the device may differ.",
         "The clock's resolution differs: 1 µs before, 1 ns after.",
     ]

@@ -594,13 +594,13 @@ def test_the_command_reads_all_captures_of_a_folder(tmp_path, capsys) -> None:
     assert err.startswith("Left out: ")
     assert err.count("\n") == 1
     assert main(["diagnose", str(tmp_path)]) == 0
-    assert " synchronizing-calls," in capsys.readouterr().out
+    assert " synchronising-calls," in capsys.readouterr().out
     assert main(["diagnose", str(tmp_path), "--markdown"]) == 0
     assert capsys.readouterr().out.startswith("## Diagnosis of `steps_3_rank0`")
 
 
 NOT_SEEN = (
-    "Without device work, these problems do not occur or cannot be seen: synchronizing-calls, "
+    "Without device work, these problems do not occur or cannot be seen: synchronising-calls, "
     "one-time-costs, launch-bound, device-idle, blocking-copies, slow-links, tensor-cores, allocator-churn."
 )
 

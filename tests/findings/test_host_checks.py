@@ -1,4 +1,4 @@
-"""Waiting for data, synchronizing calls, loops over tiny operators, float64 and unmarked time."""
+"""Waiting for data, synchronising calls, loops over tiny operators, float64 and unmarked time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ not_training = partial(Case, "not-training")
 not_fused = partial(Case, "optimizer-not-fused")
 in_float64 = partial(Case, "float64")
 in_float16 = partial(Case, "float16")
-synchronizing_calls = partial(Case, "synchronizing-calls")
+synchronising_calls = partial(Case, "synchronising-calls")
 
 # Waiting for data
 
@@ -123,10 +123,10 @@ NO_WAIT = {
 }
 
 
-# Synchronizing calls
+# Synchronising calls
 
 
-def synchronizing(works_us: float = 300, *, to_device: bool = False) -> list[Event]:
+def synchronising(works_us: float = 300, *, to_device: bool = False) -> list[Event]:
     """Four steps; in each, a kernel that `.item()` waits for, then 500 µs of work on the CPU."""
     events = []
     for number in range(4):
@@ -157,12 +157,12 @@ BUSY = [
 ]
 LOADS = [annotation(SINGLE_PROCESS, 1000 * k + 325, 490) for k in range(4)]
 
-SYNCHRONIZING = {"an item in each step": synchronizing_calls(synchronizing())}
-NOT_SYNCHRONIZING = {
-    "a copy to the device": synchronizing_calls(synchronizing(to_device=True)),
-    "a busy device": synchronizing_calls([*synchronizing(), *BUSY]),
-    "the loader explains the idle time": synchronizing_calls([*synchronizing(), *LOADS]),
-    "a session on the CPU": synchronizing_calls([step(0, 0, 1000), span("aten::mm", 0, 900)], {}),
+SYNCHRONISING = {"an item in each step": synchronising_calls(synchronising())}
+NOT_SYNCHRONISING = {
+    "a copy to the device": synchronising_calls(synchronising(to_device=True)),
+    "a busy device": synchronising_calls([*synchronising(), *BUSY]),
+    "the loader explains the idle time": synchronising_calls([*synchronising(), *LOADS]),
+    "a session on the CPU": synchronising_calls([step(0, 0, 1000), span("aten::mm", 0, 900)], {}),
 }
 
 
@@ -608,7 +608,7 @@ WITHOUT_CPU = {
 }
 FOUND = {
     **LOADER,
-    **SYNCHRONIZING,
+    **SYNCHRONISING,
     **LOOPS,
     **OPTIMIZERS,
     **IN_FLOAT64,
@@ -617,7 +617,7 @@ FOUND = {
 }
 NOT_FOUND = {
     **NO_WAIT,
-    **NOT_SYNCHRONIZING,
+    **NOT_SYNCHRONISING,
     **NO_LOOP,
     **NO_OPTIMIZER,
     **ALL_TRAINING,
@@ -638,9 +638,9 @@ NOT_FOUND = {
 }
 CALLS = [step(0, 0, 1000), call("cudaStreamSynchronize", 10, 500)]
 UNKNOWN = {
-    "no device work": (synchronizing_calls(CALLS), r"profiler\.activities"),
+    "no device work": (synchronising_calls(CALLS), r"profiler\.activities"),
     "a session with a device without device work": (
-        synchronizing_calls([step(0, 0, 1000)], {"devices": ["NVIDIA H100"]}),
+        synchronising_calls([step(0, 0, 1000)], {"devices": ["NVIDIA H100"]}),
         r"profiler\.activities",
     ),
     "no input types": (in_float64(UNTYPED), "shapes"),

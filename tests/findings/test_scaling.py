@@ -66,8 +66,8 @@ def waits(count: int, operators: int) -> list[dict[str, Any]]:
     return events
 
 
-def test_synchronizing_calls_are_grouped_by_operator_and_range(tmp_path: Path) -> None:
-    (finding,) = found(capture(tmp_path, waits(12, 3)), "synchronizing-calls")
+def test_synchronising_calls_are_grouped_by_operator_and_range(tmp_path: Path) -> None:
+    (finding,) = found(capture(tmp_path, waits(12, 3)), "synchronising-calls")
     assert len(finding.evidence) == 5  # of six groups of two calls each
     assert finding.evidence[0] == Evidence(
         "aten::wait2",
@@ -92,7 +92,7 @@ def test_many_operators_that_wait_are_located_at_once(tmp_path, monkeypatch) -> 
     times = []
     for operators in (2, 40):
         asked = 0
-        assert found(capture(tmp_path, waits(40, operators)), "synchronizing-calls")
+        assert found(capture(tmp_path, waits(40, operators)), "synchronising-calls")
         times.append(asked)
     assert times[0] == times[1]
 

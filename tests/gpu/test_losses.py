@@ -10,9 +10,9 @@ from instrument.record.loss_reader import LossReader
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_loss_is_seen_once_the_device_has_it_and_nothing_synchronizes() -> None:
+def test_a_loss_is_seen_once_the_device_has_it_and_nothing_synchronises() -> None:
     losses, loss = LossReader(), torch.tensor(2.5, device="cuda")
-    torch.empty((), pin_memory=True)  # the first pinned memory of a process may synchronize
+    torch.empty((), pin_memory=True)  # the first pinned memory of a process may synchronise
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:

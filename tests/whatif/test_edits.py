@@ -560,7 +560,7 @@ def test_names_are_data(tmp_path) -> None:
         (lambda w: w.scale(range="forward", by=float("inf")), "by is inf"),
         (lambda w: w.workers(0), "workers is 0; give a positive number"),
         (lambda w: w.bandwidth(0), "bandwidth is 0"),
-        (lambda w: w.asynchronous(), "No synchronizing call matches '\\*'"),
+        (lambda w: w.asynchronous(), "No synchronising call matches '\\*'"),
         (lambda w: w.overlap(), "No copy matches 'Memcpy\\*': the capture has none"),
         (lambda w: w.graph_launch(range="x"), "No range matches 'x': the capture has forward"),
     ],

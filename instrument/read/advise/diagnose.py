@@ -77,7 +77,7 @@ from instrument.read.advise.waits import (
     DEVICE_IDLE,
     LAUNCH_BOUND,
     ONE_TIME_COSTS,
-    SYNCHRONIZING_CALLS,
+    SYNCHRONISING_CALLS,
 )
 from instrument.read.simulate.scenario import Edit, Scenario, combined, scenario
 from instrument.read.views.coverage import lost_events
@@ -99,7 +99,7 @@ CHECKS: tuple[Check, ...] = (
     WAITING,
     BUSY_THREAD,
     GROWTH,
-    SYNCHRONIZING_CALLS,
+    SYNCHRONISING_CALLS,
     LOOP,
     OPTIMIZER_NOT_FUSED,
     IN_PIECES,

@@ -109,7 +109,7 @@ def notes(diagnosis: Diagnosis) -> list[str]:
     if late > MOST_UNEXPLAINED and not any(map(is_large, diagnosis.findings)):
         found.append(
             f"Note: for {percent(late)} of the time, the trace does not show why device work began "
-            "so late, so savings are less certain: record several whole steps, and synchronize "
+            "so late, so savings are less certain: record several whole steps, and synchronise "
             "before the window begins."
         )
     layers = diagnosis.layers

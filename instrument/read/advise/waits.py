@@ -1,4 +1,4 @@
-"""The CPU and the device wait for each other: for launches, synchronizing calls and copies."""
+"""The CPU and the device wait for each other: for launches, synchronising calls and copies."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _DO_NOT_WAIT = (
 )
 
 
-def synchronizing_calls(capture: Views) -> Iterator[Problem]:
+def synchronising_calls(capture: Views) -> Iterator[Problem]:
     """Find calls that wait for the device, which is idle until the CPU has launched more work.
 
     What counts is this idle time, not the length of the wait.
@@ -111,10 +111,10 @@ def synchronizing_calls(capture: Views) -> Iterator[Problem]:
     )
 
 
-SYNCHRONIZING_CALLS = Check(
-    "synchronizing-calls",
-    synchronizing_calls,
-    title="Synchronizing calls leave the device idle for {share} of the {step}: {what}",
+SYNCHRONISING_CALLS = Check(
+    "synchronising-calls",
+    synchronising_calls,
+    title="Synchronising calls leave the device idle for {share} of the {step}: {what}",
     verify="--synchronisations --steps",
     least_share=0.03,
     on_device=True,

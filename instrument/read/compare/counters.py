@@ -38,7 +38,7 @@ RECORD = {
 
 # Operators that wait for the device if their tensor is on a device. Operators that call one of
 # these, such as aten::item, need no entry.
-_SYNCHRONIZING = frozenset(
+_SYNCHRONISING = frozenset(
     {
         "aten::_local_scalar_dense",
         "aten::equal",
@@ -251,7 +251,7 @@ class Occurred:
             can_wait[known.call[known.kind != STREAM_WAIT]] = True
             return self._outermost(can_wait)
         found = self._outermost(
-            events.named(lambda name: split_overload(name)[0] in _SYNCHRONIZING)
+            events.named(lambda name: split_overload(name)[0] in _SYNCHRONISING)
         )
         # An optimizer reads its step counts without waiting: they are on the CPU even if the model
         # is on a device.

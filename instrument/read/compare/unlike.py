@@ -153,7 +153,8 @@ def _programs(was: Sums, now: Sums) -> Iterator[Unlike]:
         paths = [set(side["parts"]["range"]) for side in (was, now)]
         has_common_range = any(not path.startswith("(") for path in paths[0] & paths[1])
         yield Unlike(
-            f"The programs differ: {share:.0%} of the operators' calls in a step are the same.",
+            f"The programs differ: {percent(share)} of the operators' calls in a step are the "
+            "same.",
             misleads=share < _OTHER_PROGRAM and not has_common_range,
         )
     if min(len(was["shapes"]), len(now["shapes"])):
@@ -162,7 +163,7 @@ def _programs(was: Sums, now: Sums) -> Iterator[Unlike]:
         if share < _OTHER_INPUTS:
             yield Unlike(
                 "The inputs differ, for example in the batch size: among the operators that both "
-                f"sides call, {share:.0%} of the calls have the same input shapes.",
+                f"sides call, {percent(share)} of the calls have the same input shapes.",
                 misleads=True,
             )
 
@@ -203,7 +204,7 @@ def _clocks(was: Sums, now: Sums) -> Iterator[Unlike]:
     factor: float = factors.filter(is_middle)["factor"][0]
     if abs(factor - 1) >= _OTHER_CLOCK:
         yield Unlike(
-            f"The kernels that run equally often on both sides take {abs(factor - 1):.0%} "
+            f"The kernels that run equally often on both sides take {percent(abs(factor - 1))} "
             f"{'longer' if factor > 1 else 'less time'} after the change: the clock rate of the "
             "device may differ."
         )

@@ -167,7 +167,7 @@ def waiting_calls(model: Model, pattern: str) -> Ints:
     around = np.append(tree.at_or_inside(named[tree.index]), False)[tree.nodes_of(calls)]
     chosen: Flags = named[calls] | around
     if not chosen.any():
-        raise _nothing("synchronizing call", pattern, (events.names[k] for k in events.name[calls]))
+        raise _nothing("synchronising call", pattern, (events.names[k] for k in events.name[calls]))
     return calls[chosen]
 
 

@@ -213,7 +213,7 @@ def _launches(capture: Views) -> Part | None:
         cause = (
             f"; {at_end} of these launches came after all launches that have device work. Either "
             "the recording ended before the device ran the work of these last launches, or the "
-            "profiler's buffer was full: synchronize before the end of the window, or record fewer "
+            "profiler's buffer was full: synchronise before the end of the window, or record fewer "
             "steps."
         )
     else:
@@ -259,7 +259,7 @@ def _launched(capture: Views) -> Part | None:
     stream = groupby(events.thread[work.event])[1]
     has_other = (stream.number(known) > 0)[stream.of]
     causes = {
-        ", most likely because the work was launched before the recording began: synchronize "
+        ", most likely because the work was launched before the recording began: synchronise "
         "before the window begins.": earlier,
         ", although other work of the same stream has a launch. The profiler dropped some calls, "
         "or did not record the thread of these calls.": has_other & ~earlier & ~known,

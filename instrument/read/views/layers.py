@@ -136,7 +136,7 @@ def _layer_evidence(capture: Views) -> LayerEvidence | None:
             "give that trace with --like."
         )
     elif is_late and 2 * early > 1 - by_kind[RECORDED]:
-        remedy = "To record more of them, synchronize before the window begins."
+        remedy = "To record more of them, synchronise before the window begins."
     else:
         remedy = "To name them, give the session the model (model=…), or record with_stack=true."
     late = (
