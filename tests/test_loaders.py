@@ -44,13 +44,8 @@ class Generated:
 )
 def test_batch_is_a_step_with_its_wait(tmp_path: Path, loader: Iterable[Any], ends: int) -> None:
     seen = []
-    options: dict[str, Any] = {
-        "wait": 1,
-        "active": None,
-        "phases": ["train", "validation"],
-        "timings": {},
-    }
-    with Session(options, output_dir=tmp_path) as session:
+    options: dict[str, Any] = {"wait": 1, "active": None, "phases": ["train", "validation"]}
+    with Session(options, timings={}, output_dir=tmp_path) as session:
         assert list(session.steps([])) == []
         for epoch in range(2):
             for batch in session.steps(loader):

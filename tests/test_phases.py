@@ -87,13 +87,8 @@ def test_accumulated_batches_are_one_step(tmp_path: Path, left_at: int | None) -
 
 
 def test_each_phase_has_its_own_count(tmp_path: Path, log: Log) -> None:
-    options: dict[str, Any] = {
-        "wait": 5,
-        "active": 2,
-        "phases": ["train", "validation"],
-        "output_dir": tmp_path,
-    }
-    with Session(options) as session:
+    options: dict[str, Any] = {"wait": 5, "active": 2, "phases": ["train", "validation"]}
+    with Session(options, output_dir=tmp_path) as session:
         for _ in range(3):
             epoch(session, train=4, validation=4)
     found = {
@@ -204,12 +199,9 @@ def test_a_restarted_session_counts_each_phase_anew(tmp_path: Path) -> None:
     for _ in range(2):
         with session:
             epoch(session, train=2, validation=2)
-    assert [capture.name for capture in session.captures] == [
-        "steps_000000-000000_rank0",
-        "validation_steps_000000-000000_rank0",
-        "steps_000000-000000_rank0-2",
-        "validation_steps_000000-000000_rank0-2",
-    ]
+    name = "steps_000000-000000_rank0"
+    names = [name, f"validation_{name}", f"{name}-2", f"validation_{name}-2"]
+    assert [capture.name for capture in session.captures] == names
 
 
 def test_triggers_see_only_steps_of_train(tmp_path: Path, log: Log, now: list[int]) -> None:
@@ -235,13 +227,8 @@ def test_triggers_see_only_steps_of_train(tmp_path: Path, log: Log, now: list[in
 
 
 def test_a_block_of_train_within_train_takes_no_step_out_of_the_timings(tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "at_steps": [1, 4],
-        "active": 1,
-        "timings": {"device": False},
-        "output_dir": tmp_path,
-    }
-    with Session(options) as session:
+    options: dict[str, Any] = {"at_steps": [1, 4], "active": 1, "timings": {"device": False}}
+    with Session(options, output_dir=tmp_path) as session:
         for _ in range(2):
             with session.phase("train"):
                 for _ in session.steps(range(3)):
@@ -249,11 +236,8 @@ def test_a_block_of_train_within_train_takes_no_step_out_of_the_timings(tmp_path
     assert session.step_number == 6
     assert [numbers(capture) for capture in session.captures] == [[1], [4]]
     assert session.timings is not None
-    assert {row.name: row.calls for row in session.timings.table()} == {
-        "ProfilerStep*": 6,
-        "data": 6,
-        "train": 2,
-    }
+    calls = {row.name: row.calls for row in session.timings.table()}
+    assert calls == {"ProfilerStep*": 6, "data": 6, "train": 2}
 
 
 def test_a_step_of_validation_is_none_of_the_window_of_train(tmp_path: Path, log: Log) -> None:

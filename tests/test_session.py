@@ -106,13 +106,9 @@ class FiresAfter:
 def test_each_window_records_just_its_steps(train: Callable[..., Session], log: Log) -> None:
     session = train(skip_first=1, wait=1, warmup=1, active=2, repeat=2)
     assert [whole_steps(c) for c in session.captures] == [[3, 4], [7, 8]]
-    assert [c.folder.name for c in session.captures] == [
-        "steps_000003-000004_rank0",
-        "steps_000007-000008_rank0",
-    ]
-    assert any(
-        "records steps 3–4, then 7–8 (counted from 0), on cpu" in line for line in log.at("INFO")
-    )
+    names = ["steps_000003-000004_rank0", "steps_000007-000008_rank0"]
+    assert [c.folder.name for c in session.captures] == names
+    assert "records steps 3–4, then 7–8 (counted from 0), on cpu" in "".join(log.at("INFO"))
     for capture in session.captures:
         assert capture.metadata["window"]["truncated"] is False
         assert [e["name"] for e in events(capture)].count("forward") == 2
@@ -185,14 +181,13 @@ def test_short_run_truncates_the_window(tmp_path: Path, net: nn.Module, log: Log
 def test_a_run_that_ends_before_its_window_says_so(tmp_path: Path, steps: int, log: Log) -> None:
     assert run_session(tmp_path, steps, wait=3, warmup=1, active=1).captures == []
     (warning,) = log.at("WARNING")
-    advice = (
-        "lower profiler.wait or profiler.warmup, or train longer."
-        if steps
-        else "call session.step() after each training step, or loop over session.steps(loader)."
+    advice = "call session.step() after each training step, or loop over session.steps(loader)."
+    if steps:
+        advice = "lower profiler.wait or profiler.warmup, or train longer."
+    said = (
+        f"The run ended after {steps} steps, before the first window (step 4) had recorded a step"
     )
-    assert warning == (
-        f"The run ended after {steps} steps, before the first window (step 4) had recorded a step: {advice}"
-    )
+    assert warning == f"{said}: {advice}"
 
 
 def test_a_loop_that_never_steps_is_told_so(tmp_path: Path, net: nn.Module, log: Log) -> None:
@@ -364,10 +359,8 @@ def test_schedule_of_nothing(tmp_path: Path, log: Log) -> None:
     assert log.at("WARNING") == [
         "profiler.at_steps is [], and there are neither triggers nor timings: only session.request() records a window."
     ]
-    assert (
-        f"Profiler records no window, and measures the times of ranges and steps in the whole run, on cpu, "
-        f"into {tmp_path}" in log.at("INFO")
-    )
+    times = "measures the times of ranges and steps in the whole run"
+    assert f"Profiler records no window, and {times}, on cpu, into {tmp_path}" in log.at("INFO")
 
 
 def test_a_session_shows_itself_in_a_line(tmp_path: Path) -> None:
@@ -389,10 +382,8 @@ def test_a_session_shows_itself_in_a_line(tmp_path: Path) -> None:
 def test_triggers_without_a_schedule(tmp_path: Path, log: Log) -> None:
     session = run_session(tmp_path, 8, triggers={"mine": FiresAfter(3)})
     assert [whole_steps(c) for c in session.captures] == [[4]]
-    assert (
-        log.at("INFO")[0]
-        == f"Profiler records the windows that triggers request, on cpu, into {tmp_path}"
-    )
+    said = f"Profiler records the windows that triggers request, on cpu, into {tmp_path}"
+    assert log.at("INFO")[0] == said
     assert log.at("WARNING") == []
 
 
@@ -405,9 +396,8 @@ def test_failing_sink_stops_nothing_else(train: Callable[..., Session], log: Log
     ]
     assert len(session.captures) == 2
     (error,) = log.at("ERROR")
-    assert error.startswith(
-        "The broken sink failed on steps_000000-000000_rank0: a sink of somebody's fails. The trace"
-    )
+    sentence = "The broken sink failed on steps_000000-000000_rank0: a sink of somebody's fails. The trace"
+    assert error.startswith(sentence)
     assert "Traceback" in error
 
 

@@ -42,6 +42,7 @@ pytestmark = [
 ]
 
 SECRET = "hunter22-of-the-bucket"
+ARRIVES = {"capture.json", "summary.json", "trace.json.gz"}
 ALL = [f"steps_{number:06d}-{number:06d}_rank0" for number in range(3)]
 
 
@@ -110,14 +111,8 @@ def server(
 
 
 def record(folder: Path, url: str, windows: int = 1, **options: Any) -> Session:
-    given = {
-        "active": 1,
-        "repeat": windows,
-        "output_dir": str(folder),
-        "upload_to": url,
-        "export": "inline",
-    }
-    with Session(**given | options) as session:
+    given = {"active": 1, "repeat": windows, "upload_to": url, "export": "inline"}
+    with Session(**given | options, output_dir=folder) as session:
         for _ in range(windows):
             torch.ones(2).sum()
             session.step()
@@ -168,25 +163,13 @@ def test_the_exporter_sends_each_capture_and_readers_find_there_what_lies_here(
     server: Server, tmp_path: Path, log: Log, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = server.bucket("by-the-exporter")
-    session = record(
-        tmp_path,
-        url,
-        2,
-        export="process",
-        sinks={"table": {}},
-        upload_options=server.options,
-        timings={"every": 1},
-    )
+    options = {"sinks": {"table": {}}, "upload_options": server.options, "timings": {"every": 1}}
+    session = record(tmp_path, url, 2, export="process", **options)
     objects = server.objects("by-the-exporter")
     for capture in session.captures:
         place = f"{url}/{remote_name(capture.folder)}"
         assert sent(objects, remote_name(capture.folder)) == local(capture.folder)
-        assert set(local(capture.folder)) == {
-            "capture.json",
-            "summary.json",
-            "table.txt",
-            "trace.json.gz",
-        }
+        assert set(local(capture.folder)) == {"table.txt", *ARRIVES}
         assert f"exporter: Sent {capture.name} to {place}" in log.at("INFO")
         there = Capture.load(place)
         assert list(there.operators) == list(capture.operators)
@@ -239,11 +222,8 @@ def test_a_server_that_comes_back_gets_what_it_missed_and_only_then_is_it_remove
         server.start()
     assert names(output) == ALL[2:]
     objects = server.objects("comes-back")
-    assert all(
-        set(sent(objects, remote_name(output / ALL[2], name)))
-        == {"capture.json", "summary.json", "trace.json.gz"}
-        for name in ALL
-    )
+    arrived = [set(sent(objects, remote_name(output / ALL[2], name))) for name in ALL]
+    assert arrived == [ARRIVES] * 3
     assert sent(objects, remote_name(output / ALL[2])) == local(output / ALL[2])
 
 
@@ -492,13 +472,11 @@ def test_where_training_fails_uploads_are_not_waited_for(
 
     with monkeypatch.context() as patch:
         patch.setattr(upload, "send", send_through_the_gate)
-        given = {
-            "output_dir": str(here),
-            "upload_to": url,
-            "export": "inline",
-            "export_timeout_s": 10_000,
-        }
-        with suppress(ZeroDivisionError), Session(active=1, **given) as session:
+        given = {"output_dir": here, "upload_to": url, "export_timeout_s": 10_000}
+        with (
+            suppress(ZeroDivisionError),
+            Session(active=1, export="inline", **given) as session,
+        ):
             session.step()
             assert reached.wait()
             1 / 0  # noqa: B018
@@ -710,12 +688,8 @@ def test_failing_capture_holds_up_no_other(tmp_path: Path, log: Log, monkeypatch
         return send(folder, *about)
 
     monkeypatch.setattr(upload, "send", send_or_not)
-    session = record(
-        tmp_path / "here",
-        f"file://{tmp_path}/there",
-        2,
-        upload_options={"token": SECRET, "keys": [SECRET]},
-    )
+    options = {"token": SECRET, "keys": [SECRET]}
+    session = record(tmp_path / "here", f"file://{tmp_path}/there", 2, upload_options=options)
     assert tried == [*ALL[:2], ALL[0]], "tried again when another had arrived"
     assert names(tmp_path / "there") == [remote_name(each.folder) for each in session.captures]
     assert "(*** was refused)" in log.at("ERROR")[0]
@@ -723,44 +697,33 @@ def test_failing_capture_holds_up_no_other(tmp_path: Path, log: Log, monkeypatch
     assert len(session.captures) == 2
 
 
-REFUSED = (
-    "profiler.upload_to is a URL with a password or a query (the text after `?`). This URL would be"
-)
+REFUSED = " is a URL with a password or a query (the text after `?`). This URL would be"
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("option", "value", "said"),
     [
-        (
-            {"upload_to": "/mnt/captures"},
-            "profiler.upload_to is '/mnt/captures', but it must be a URL such as s3://",
-        ),
-        (
-            {"upload_to": "s4://bucket"},
-            "The URL begins with s4://, which fsspec does not know: use a URL such as s3://",
-        ),
-        ({"upload_to": f"file://me:{SECRET}@host/x"}, REFUSED),
-        ({"upload_to": f"file://me:{SECRET}/a@host/x"}, REFUSED),
-        ({"upload_to": f"file:///x?sig={SECRET}"}, REFUSED),
-        (
-            {"upload_options": SECRET},
-            "profiler.upload_options is of type str, but it must be a mapping from names",
-        ),
-        (
-            {"upload_options": {"key": object()}},
-            "profiler.upload_options 'key' is of type object, which JSON cannot",
-        ),
+        ("to", "/mnt/captures", " is '/mnt/captures', but it must be a URL such as s3://"),
+        ("to", f"file://me:{SECRET}@host/x", REFUSED),
+        ("to", f"file://me:{SECRET}/a@host/x", REFUSED),
+        ("to", f"file:///x?sig={SECRET}", REFUSED),
+        ("options", SECRET, " is of type str, but it must be a mapping from names"),
+        ("options", {"key": object()}, " 'key' is of type object, which JSON cannot"),
     ],
 )
-def test_refused_upload_options(options: dict[str, Any], said: str) -> None:
+def test_refused_upload_options(option: str, value: Any, said: str) -> None:
     with pytest.raises(ConfigError) as error:
-        ProfilerConfig(**options)
-    assert str(error.value).startswith(said)
+        ProfilerConfig(**{f"upload_{option}": value})
+    assert str(error.value).startswith(f"profiler.upload_{option}{said}")
     assert SECRET not in str(error.value)
 
 
 def test_missing_package_of_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     ProfilerConfig(enabled=False, upload_to="sftp://host/x")
+    with pytest.raises(
+        ConfigError, match=r"^The URL begins with s4://, which fsspec does not know"
+    ):
+        ProfilerConfig(upload_to="s4://bucket")
     for module, url, install in (
         ("paramiko", "sftp://host/x", "paramiko: pip install paramiko."),
         ("s3fs", "s3://bucket", "s3fs: pip install 'torch-instrument[s3]'."),

@@ -203,14 +203,11 @@ def test_a_step_of_an_unmarked_module_shows_its_parts(tmp_path: Path, kind: str)
     trainer.fit(Unmarked(), loader(), loader(3))
     (capture,) = ours.session.captures
     assert numbers(capture) == [[4, 5]]
+    # validation ran between steps 4 and 5
+    expected = {**dict.fromkeys(PARTS, 2), "validation": 1, "validation_step": 3}
+    expected |= {"data": 2 + 3, "batch_to_device": 2 + 3}
     found = calls(capture)
-    assert {name: found[name] for name in PARTS - {"data", "batch_to_device"}} == dict.fromkeys(
-        PARTS - {"data", "batch_to_device"}, 2
-    )
-    assert (found["validation"], found["validation_step"]) == (1, 3), (
-        "validation ran between steps 4 and 5"
-    )
-    assert (found["data"], found["batch_to_device"]) == (2 + 3, 2 + 3)
+    assert {name: found[name] for name in expected} == expected
     rows = {row.name: row for row in capture.ranges if row.name in PARTS}
     assert rows["training_step"].optimizer_ns == rows["backward"].optimizer_ns == 0
     assert rows["optimizer_step"].optimizer_ns == rows["optimizer_step"].cpu_ns > 0
@@ -271,11 +268,10 @@ def test_manual_optimization_has_the_same_parts(tmp_path: Path) -> None:
         **dict.fromkeys(("data", "batch_to_device", "training_step"), 3),
         **dict.fromkeys(("backward", "optimizer_step"), 6),
     }
-    paths = set(capture.ranges.column("path"))
-    assert {
-        "training_step/backward",
-        "training_step/Optimizer.step#Adam.step/optimizer_step",
-    } <= paths
+    paths = {
+        f"training_step/{at}" for at in ("backward", "Optimizer.step#Adam.step/optimizer_step")
+    }
+    assert paths <= set(capture.ranges.column("path"))
 
 
 def test_with_both_the_callback_and_the_profiler_one_session_records(tmp_path: Path) -> None:
@@ -289,10 +285,8 @@ def test_with_both_the_callback_and_the_profiler_one_session_records(tmp_path: P
 
 
 def test_a_profiler_of_lightnings_own_keeps_its_place(tmp_path: Path) -> None:
-    callback, theirs = (
-        ProfilerCallback(wait=1, active=2, output_dir=tmp_path / "p"),
-        SimpleProfiler(),
-    )
+    callback = ProfilerCallback(wait=1, active=2, output_dir=tmp_path / "p")
+    theirs = SimpleProfiler()
     a_trainer(tmp_path, callback, profiler=theirs).fit(Unmarked(), loader(5))
     assert theirs.recorded_durations["run_training_batch"][4:]
     assert {"backward", "optimizer_step"} == PARTS & calls(callback.session.captures[0]).keys()
@@ -375,10 +369,8 @@ def test_ctrl_c_keeps_the_window(tmp_path: Path, log: Log) -> None:
             if batch_idx == 3:
                 raise KeyboardInterrupt
 
-    callback, handler = (
-        ProfilerCallback(active=8, output_dir=tmp_path / "p"),
-        signal.getsignal(signal.SIGINT),
-    )
+    callback = ProfilerCallback(active=8, output_dir=tmp_path / "p")
+    handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(SystemExit):  # what Lightning makes of it
         fit(tmp_path, callback, Interrupted())
     signal.signal(signal.SIGINT, handler)  # which Lightning leaves ignored
@@ -422,10 +414,8 @@ def test_a_fit_that_goes_on_counts_on(tmp_path: Path, log: Log) -> None:
     trainer.fit(module, loader(), loader(1))
     assert numbers(*first.session.captures) == [[3], [13]]
     assert first.session.step_number == 20
-    assert not any(
-        "Profiler" in key
-        for key in torch.load(tmp_path / "last.ckpt", weights_only=False)["callbacks"]
-    )
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=False)["callbacks"]
+    assert not any("Profiler" in key for key in saved)
 
     resumed = ProfilerCallback(at_steps=[3, 13], active=1, output_dir=tmp_path / "q")
     again = a_trainer(tmp_path, resumed, max_epochs=2)
@@ -527,25 +517,19 @@ def test_the_profiler_serves_the_other_package_too(tmp_path: Path) -> None:
             self.net = nn.Linear(8, 1)
 
     profiler = InstrumentProfiler(wait=1, active=2, output_dir=tmp_path / "p")
-    options = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "max_epochs": 1,
-    }
-    other.Trainer(profiler=profiler, accelerator="cpu", **options).fit(Module(), loader(4))
+    off: Any = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+    trainer = other.Trainer(profiler=profiler, accelerator="cpu", max_epochs=1, **off)
+    trainer.fit(Module(), loader(4))
     (capture,) = profiler.session.captures
     assert {name: calls(capture)[name] for name in PARTS} == dict.fromkeys(PARTS, 2)
 
 
 @pytest.mark.parametrize("place", ["callbacks", "profiler"])
 def test_pickled_for_ddp_spawn(tmp_path: Path, place: str) -> None:
-    made = {"callbacks": ProfilerCallback, "profiler": InstrumentProfiler}[place](
-        active=2, output_dir=tmp_path / "profile"
-    )
-    trainer = (
-        a_trainer(tmp_path, made) if place == "callbacks" else a_trainer(tmp_path, profiler=made)
-    )
+    kind = {"callbacks": ProfilerCallback, "profiler": InstrumentProfiler}[place]
+    made = kind(active=2, output_dir=tmp_path / "profile")
+    given = ([made], {}) if place == "callbacks" else ([], {"profiler": made})
+    trainer = a_trainer(tmp_path, *given[0], **given[1])
     sent = pickle.loads(pickle.dumps(trainer))
     sent.fit(Tiny(), loader(4))
     (callback,) = (each for each in sent.callbacks if isinstance(each, ProfilerCallback))

@@ -31,12 +31,7 @@ def tiny(
     folder: Path, *callbacks: Any, kind: type[Trainer] = Trainer, data: Any = None, **options: Any
 ) -> Trainer:
     """A trainer of twelve steps: three epochs of eight batches, two to a step."""
-    options = {
-        "gradient_accumulation_steps": 2,
-        "num_train_epochs": 3,
-        "save_strategy": "no",
-        **options,
-    }
+    given = {"gradient_accumulation_steps": 2, "num_train_epochs": 3, "save_strategy": "no"}
     return kind(
         model=GPT2LMHeadModel(
             GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=16, n_positions=8)
@@ -49,7 +44,7 @@ def tiny(
             per_device_train_batch_size=2,
             per_device_eval_batch_size=2,
             dataloader_pin_memory=False,
-            **options,
+            **given | options,
         ),
         train_dataset=[EXAMPLE] * 16 if data is None else data,
         eval_dataset=[EXAMPLE] * 6,
@@ -90,12 +85,8 @@ def test_a_step_is_one_of_the_optimizer_with_all_its_batches(tmp_path: Path) -> 
     assert loader["batch_size"] == trainer.args.per_device_train_batch_size
     assert session.step_number == trainer.state.global_step == 12
     counted = calls(capture)
-    assert {name: counted[name] for name in ("data", "forward", "backward", "optimizer")} == {
-        "data": 3,
-        "forward": 6,
-        "backward": 6,
-        "optimizer": 3,
-    }
+    expected = {"data": 3, "forward": 6, "backward": 6, "optimizer": 3}
+    assert {name: counted[name] for name in expected} == expected
     assert counted["forward/GPT2LMHeadModel/transformer/transformer.h.0"] == 6
     (optimizer,) = capture.ranges.where(path="optimizer")
     (torchs_own,) = capture.ranges.where(path="optimizer/Optimizer.step#AdamW.step")
@@ -106,13 +97,8 @@ def test_a_step_is_one_of_the_optimizer_with_all_its_batches(tmp_path: Path) -> 
 def test_evaluation_is_a_phase_per_dataset(tmp_path: Path, log: Log) -> None:
     log.expect("the phase validation ended")
     trainer = tiny(tmp_path, eval_strategy="epoch", eval_on_start=True)
-    session = attach(
-        trainer,
-        at_steps=[4],
-        active=4,
-        phases=["train", "validation"],
-        output_dir=tmp_path / "profile",
-    )
+    options = {"at_steps": [4], "active": 4, "phases": ["train", "validation"]}
+    session = attach(trainer, options, output_dir=tmp_path / "profile")
     trainer.eval_dataset = {"a": [EXAMPLE] * 6, "b": [EXAMPLE] * 4}
     trainer.train()
     assert numbers(session) == {
@@ -144,14 +130,11 @@ def test_a_resumed_run_goes_on_with_the_steps_of_its_checkpoint(tmp_path: Path, 
     trainer = tiny(tmp_path, max_steps=6, **options)
     session = attach(trainer, at_steps=[1, 7], active=2, output_dir=tmp_path / "profile")
     trainer.train()
-    assert numbers(session) == {"steps_000001-000002_rank0": [1, 2]}
+    assert [*numbers(session).values()] == [[1, 2]]
     trainer.args.max_steps = 12
     # at the very number with which the run before has ended
     trainer.train(resume_from_checkpoint=True)
-    assert numbers(session) == {
-        "steps_000001-000002_rank0": [1, 2],
-        "steps_000007-000008_rank0": [7, 8],
-    }
+    assert [*numbers(session).values()] == [[1, 2], [7, 8]]
     assert session.step_number == trainer.state.global_step == 12
 
 

@@ -259,13 +259,10 @@ def test_mlflow(tmp_path: Path) -> None:
     need("mlflow")
     found = json.loads(story(tmp_path, MLFLOW).splitlines()[-1])
     assert sorted(found) == ["live", "profiles", "ranks"], "another rank begins no run"
+    small = ["capture.json", "scalars.json", "summary.json", "table.txt"]
     for run, folder, files in (
-        (
-            "live",
-            "live",
-            ["capture.json", "scalars.json", "summary.json", "table.txt", "trace.json.gz"],
-        ),
-        ("profiles", "own", ["capture.json", "scalars.json", "summary.json", "table.txt"]),
+        ("live", "live", [*small, "trace.json.gz"]),
+        ("profiles", "own", small),
     ):
         _, status, metrics, attached = found[run]
         assert status == "FINISHED"
@@ -304,13 +301,8 @@ class Remembers(Tracker):
 
 
 def record(tmp_path: Path, tracker: Tracker, **options: Any) -> Session:
-    config = {
-        "active": 1,
-        "repeat": 2,
-        "output_dir": str(tmp_path / "profile"),
-        "on_capture": {"tracker": tracker},
-    }
-    with Session(config, **options) as session:
+    given = {"active": 1, "repeat": 2, "output_dir": tmp_path / "profile", "on_capture": tracker}
+    with Session(**given | options) as session:
         for _ in session.steps(range(3)):
             pass
     return session
@@ -320,10 +312,7 @@ def test_a_tracker_that_hangs_holds_up_nothing(tmp_path: Path, log: Log) -> None
     tracker = Remembers(timeout_s=0.01)
     tracker._free.clear()
     session = record(tmp_path, tracker)
-    assert [capture.name for capture in session.captures] == [
-        "steps_000000-000000_rank0",
-        "steps_000001-000001_rank0",
-    ]
+    assert [capture.steps.column("number") for capture in session.captures] == [[0], [1]]
     (said,) = log.at("ERROR")
     assert said.startswith("The remembering tracker is still sending after 0.01 s: ")
     for capture in session.captures:
@@ -355,14 +344,8 @@ def test_no_capture_is_removed_before_a_tracker_has_it(tmp_path: Path, export: s
     tracker = Remembers()
     tracker._free.clear()
     names = [f"steps_{number:06d}-{number:06d}_rank0" for number in range(3)]
-    config = {
-        "active": 1,
-        "repeat": 3,
-        "keep": 1,
-        "output_dir": str(tmp_path),
-        "on_capture": {"tracker": tracker},
-    }
-    with Session(config, export=export) as session:
+    given = {"active": 1, "repeat": 3, "keep": 1, "output_dir": tmp_path, "export": export}
+    with Session(**given, on_capture=tracker) as session:
         for _ in session.steps(range(3)):
             pass
         until(lambda: len(session.captures) == 3)  # though one is to be kept

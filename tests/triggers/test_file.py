@@ -7,10 +7,10 @@ from pathlib import Path
 from time import sleep
 
 import pytest
+from commands import Command
 
 from instrument import Session
 from instrument.base.errors import CaptureError
-from instrument.cli.command import main
 from instrument.record.triggers import Request
 from instrument.record.triggers.file import File, ask
 
@@ -135,39 +135,29 @@ def test_through_a_link_nothing_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "theirs").read_text() == "5"
 
 
-def test_trigger_without_a_listener(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trigger_without_a_listener(tmp_path: Path, command: Command) -> None:
     with pytest.raises(CaptureError, match=r"No run in or below .*'profiler/triggers=\[file\]'"):
         ask(tmp_path, None)
-    assert main(["trigger", str(tmp_path)]) == 2
-    assert (
-        f"instrument: No run in or below {tmp_path} has the trigger 'file'"
-        in capsys.readouterr().err
-    )
+    said = command("trigger", tmp_path, status=2).err
+    assert f"instrument: No run in or below {tmp_path} has the trigger 'file'" in said
 
 
 def test_the_command_has_a_running_session_record(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("instrument.record.trigger_runner.POLL_SECONDS", 0.001)
     folder = tmp_path / "profile"
     with Session({"at_steps": [], "output_dir": folder}, triggers=["file"]) as session:
         session.step()
-        assert main(["trigger", str(tmp_path), "--steps", "3"]) == 0
+        out = command("trigger", tmp_path, "--steps", "3").out
         while not session.captures and session.step_number < 100_000:
             session.step()
             sleep(0.001)
     assert len(session.captures[0].steps) == 3
     assert session.captures[0].metadata["window"]["trigger_reason"] == ASKED
-    out = capsys.readouterr().out
-    assert (
-        out
-        == f"Asked for the next 3 steps in {folder}; a run looks for requests every half second.\n"
-    )
-    assert [
-        each.name
-        for each in folder.iterdir()
-        if each.is_file() and each.name.startswith(".listens")
-    ] == []
+    said = f"Asked for the next 3 steps in {folder}; a run looks for requests every half second.\n"
+    assert out == said
+    assert not [*folder.glob(".listens*")]
 
 
 def test_a_run_that_was_killed_is_not_asked(tmp_path: Path) -> None:

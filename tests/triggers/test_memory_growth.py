@@ -74,14 +74,9 @@ def test_its_windows_record_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     grown = iter(range(100, 10_000, 20))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(memory_growth, "_resident_bytes", lambda: next(grown) * MIB)
-    options = {
-        "at_steps": [2],
-        "active": 1,
-        "output_dir": tmp_path,
-        "export": "inline",
-        "sinks": {},
-    }
-    with Session(options, triggers={"memory_growth": {"over": 10}}) as session:
+    options = {"at_steps": [2], "active": 1, "export": "inline", "sinks": {}}
+    options |= {"triggers": {"memory_growth": {"over": 10}}}
+    with Session(options, output_dir=tmp_path) as session:
         triggers = session._loop.run.triggers._triggers.items()
         hooks = {name: each.callbacks for name, each in triggers}
         for _ in session.steps(range(30)):
