@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from threading import Barrier, Event, Thread
 from threading import enumerate as enumerate_threads
@@ -50,9 +51,7 @@ def test_without_a_schedule_the_first_call_is_the_window(tmp_path: Path) -> None
     (capture,) = session.captures
     assert windows(session) == [[0]]
     assert capture.metadata["window"]["truncated"] is False
-    (row,) = capture.ranges.where(
-        name=f"{test_without_a_schedule_the_first_call_is_the_window.__name__}.<locals>.predict"
-    )
+    (row,) = capture.ranges.where(name=predict.__qualname__)
     assert row.calls == 1
     assert [r.calls for r in capture.operators.where(name="aten::mul")] == [1]
 
@@ -177,11 +176,7 @@ def test_concurrent_calls_are_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (capture,) = session.captures
     steps = capture.steps
     assert steps.column("number") == list(range(4, 16))
-    ends = [
-        start + length
-        for start, length in zip(steps.column("start_ns"), steps.column("duration_ns"))
-    ]
-    assert all(end <= start for end, start in zip(ends, steps.column("start_ns")[1:]))
+    assert all(one.start_ns + one.duration_ns <= other.start_ns for one, other in pairwise(steps))
     assert capture.metadata["window"]["truncated"] is False
     (row,) = [row for row in capture.ranges if row.name.endswith("predict")]
     assert 12 <= row.calls <= 16, "those that ended as steps, and those that still ran"
@@ -271,10 +266,8 @@ def test_disabled_or_refused_the_function_just_runs(tmp_path: Path, log: Log) ->
     log.expect("session.step() was never called")
     predict = Session("disabled").record(lambda x: x + 1)
     assert [predict(1), predict(2)] == [2, 3]
-    session, company = (
-        Session(active=None, output_dir=tmp_path / "one"),
-        Session(output_dir=tmp_path / "two", active=5),
-    )
+    session = Session(active=None, output_dir=tmp_path / "one")
+    company = Session(active=5, output_dir=tmp_path / "two")
     predict = session.record(lambda x: x + 1)
     with company:
         assert [predict(1), predict(2)] == [2, 3]

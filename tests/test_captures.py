@@ -245,12 +245,9 @@ def test_each_window_counts_its_own_cost_alone(
             now[0] += took_ns
             session.step()
     (capture,) = session.captures
-    assert capture.metadata["cost"]["recorded_step_ns"] == 7, (
-        "and nothing of the lost window's step"
-    )
-    assert capture.metadata["cost"]["unrecorded_steps"] == 0, (
-        "steps of the warm-up are none to compare with"
-    )
+    cost = capture.metadata["cost"]
+    assert cost["recorded_step_ns"] == 7, "and nothing of the lost window's step"
+    assert cost["unrecorded_steps"] == 0, "steps of the warm-up are none to compare with"
 
 
 @pytest.mark.parametrize("how", ["trigger", "phase"])

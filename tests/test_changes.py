@@ -74,13 +74,9 @@ class Training:
         return losses
 
     def state(self) -> list[torch.Tensor]:
-        states = [
-            value
-            for state in self.optimizer.state.values()
-            for value in state.values()
-            if isinstance(value, torch.Tensor)
-        ]
-        return [*self.model.state_dict().values(), *states]
+        states = [value for state in self.optimizer.state.values() for value in state.values()]
+        tensors = [each for each in states if isinstance(each, torch.Tensor)]
+        return [*self.model.state_dict().values(), *tensors]
 
 
 def switched(name: str, value: str, its: Program) -> Callable[[], None]:
@@ -152,10 +148,8 @@ def test_a_change_is_made_in_one_way(change: Change) -> None:
 def test_the_text_of_with_is_split_into_names_and_values() -> None:
     assert parse("fused, workers=2,compile") == [("fused", ""), ("workers", "2"), ("compile", "")]
     assert parse("") == []
-    assert parse("compile=reduce-overhead,workers=0") == [
-        ("compile", "reduce-overhead"),
-        ("workers", "0"),
-    ]
+    parsed = [("compile", "reduce-overhead"), ("workers", "0")]
+    assert parse("compile=reduce-overhead,workers=0") == parsed
 
 
 @pytest.mark.parametrize(
@@ -637,14 +631,8 @@ def test_persistent_workers_load_the_same_batches_in_later_epochs(text: str) -> 
 def test_loaders_lose_their_workers_with_all_that_needs_them() -> None:
     prepare("workers=0")
     data = TensorDataset(torch.arange(2))
-    loader = DataLoader(
-        data,
-        num_workers=2,
-        persistent_workers=True,
-        prefetch_factor=2,
-        timeout=3,
-        multiprocessing_context="fork",
-    )
+    options: dict[str, Any] = {"persistent_workers": True, "prefetch_factor": 2, "timeout": 3}
+    loader = DataLoader(data, num_workers=2, multiprocessing_context="fork", **options)
     assert (loader.num_workers, loader.persistent_workers, loader.timeout) == (0, False, 0)
     assert len([*loader]) == 2
 
@@ -682,10 +670,8 @@ def test_loaders_get_the_changes_that_they_lack(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(changes, "usable_cpus", lambda: 8)
     monkeypatch.setattr("torch._utils.cpu_count", lambda: 8)
     data = TensorDataset(torch.arange(2))
-    plain, working = (
-        program(loaders=[DataLoader(data)]),
-        program(loaders=[DataLoader(data, num_workers=4)]),
-    )
+    plain = program(loaders=[DataLoader(data)])
+    working = program(loaders=[DataLoader(data, num_workers=4)])
     assert fits("workers", plain) == ["1", "4", "8"]
     assert fits("workers", working) == ["0", "1", "8"]
     assert not fits("workers", program(loaders=[DataLoader(Counting())]))
@@ -791,17 +777,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def printed(code: str, **variables: str) -> str:
-    kept = {
-        key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "PYTHON"))
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**kept, **variables},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
+    own = ("MALLOC_", "PYTHON")
+    env = {key: value for key, value in os.environ.items() if not key.startswith(own)} | variables
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def variables(name: str, value: str = "") -> dict[str, str]:

@@ -81,9 +81,8 @@ def test_the_options_reach_the_table(tmp_path: Path, command: Command) -> None:
         return command("show", capture.folder, *options).out.removesuffix("\n")
 
     assert shown() == render(capture)
-    assert shown("--sort", "cpu_time_total", "--rows", "2") == render(
-        capture, sort="cpu_ns", rows=2
-    )
+    by_cpu = render(capture, sort="cpu_ns", rows=2)
+    assert shown("--sort", "cpu_time_total", "--rows", "2") == by_cpu
     assert ("name", *GROUPINGS) == show.GROUPINGS
     for by in ("input_shapes", "thread", "step", "range"):
         assert shown("--by", by) == render(capture, by=by)
@@ -116,12 +115,8 @@ def test_show_offers_every_table(tmp_path: Path, command: Command) -> None:
 
 def test_every_column_of_the_ranges_sorts_them(tmp_path: Path, command: Command) -> None:
     node = {"Sequence number": 5, "Fwd thread id": 1}
-    events = [
-        *steps(),
-        span("aten::t", 210, 5, Sequence_number=5),
-        span("TBackward0", 1700, 60, **node),
-    ]
-    capture = write_capture(tmp_path, [*events, annotation("late", 3000, 5)])
+    events = [*steps(), span("aten::t", 210, 5, Sequence_number=5), annotation("late", 3000, 5)]
+    capture = write_capture(tmp_path, [*events, span("TBackward0", 1700, 60, **node)])
 
     def paths(text: str) -> list[str]:
         part = next(part for part in text.split("\n\n") if part.startswith("Ranges"))
@@ -139,9 +134,8 @@ def test_every_column_of_the_ranges_sorts_them(tmp_path: Path, command: Command)
             assert paths(text) == [row.path for row in capture.ranges.sort(column)], column
     assert first("--ranges", "--sort", "backward_ns", "--rows", "1") == ["forward"]
     assert first("--sort", "min_ns") == [row.path for row in capture.ranges.sort("min_ns")]
-    assert first("--sort", "self_cpu_ns")[0] == "forward", (
-        "the operators have that column: the tree stays"
-    )
+    # the operators have that column: the tree stays
+    assert first("--sort", "self_cpu_ns")[0] == "forward"
 
 
 def test_json_of_several_views(tmp_path: Path, command: Command) -> None:
@@ -159,19 +153,16 @@ def test_json_of_several_views(tmp_path: Path, command: Command) -> None:
     }
     found = told("--kernels", "--ops", "--by", "step", "--sort", "calls", "--rows", "2")
     assert found.keys() == {"kernels", "operators"}
-    assert found["operators"] == [
-        row._asdict() for row in capture.operators_by("step").sort("calls").head(2)
-    ]
+    by_step = capture.operators_by("step").sort("calls").head(2)
+    assert found["operators"] == [row._asdict() for row in by_step]
 
 
 def test_csv_of_chosen_rows_and_columns(tmp_path: Path, command: Command) -> None:
     capture = write_capture(tmp_path, steps() + kernels())
     options = ["--ranges", "--sort", "total_ns", "--rows", "1", "--columns", "path,total_ns"]
     (longest,) = capture.ranges.sort("total_ns").head(1)
-    assert command("show", capture.folder, "--csv", *options).out.splitlines() == [
-        "path,total_ns",
-        f"{longest.path},{longest.total_ns}",
-    ]
+    shown = command("show", capture.folder, "--csv", *options).out.splitlines()
+    assert shown == ["path,total_ns", f"{longest.path},{longest.total_ns}"]
 
 
 def test_graphs_and_their_nodes(tmp_path: Path, command: Command) -> None:
@@ -214,17 +205,13 @@ def test_several_views_have_one_heading(tmp_path: Path, command: Command) -> Non
         return command("show", folder, *options).out.rstrip("\n").split("\n\n")
 
     heading, breakdown = parts("--breakdown")
-    assert parts("--breakdown", "--kernels", "--breakdown") == [
-        heading,
-        breakdown,
-        *parts("--kernels")[1:],
-    ]
+    both = parts("--breakdown", "--kernels", "--breakdown")
+    assert both == [heading, breakdown, *parts("--kernels")[1:]]
     assert parts("--kernels", "--ranges") == [*parts("--ranges"), *parts("--kernels")[1:]]
     assert parts("--ops", "--ranges") == parts()
     by_name = parts("--kernels", "--ops", "--sort", "name", "--columns", "calls")
-    assert len({len(part.splitlines()[1].split()) for part in by_name[1:]}) == 1, (
-        "both have the name and the calls"
-    )
+    (columns,) = {len(part.splitlines()[1].split()) for part in by_name[1:]}
+    assert columns == 2, "both have the name and the calls"
 
 
 THEIRS = """
@@ -251,10 +238,8 @@ def test_any_sink_runs_afterwards(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout
 
-    assert (
-        export(folder, "--sink", "their_sink.Calls", *options)
-        == f"The their_sink.Calls sink ran on {folder}.\n"
-    )
+    ran = f"The their_sink.Calls sink ran on {folder}.\n"
+    assert export(folder, "--sink", "their_sink.Calls", *options) == ran
     expected = "{'a': {'b': 3}, 'to': True} [('ProfilerStep*', 2, 2000000)]"
     assert (folder / "calls.txt").read_text() == expected
     export("--sink", "their_sink.Calls", folder, *options[:2], "--to", "elsewhere", options[2])
@@ -278,8 +263,7 @@ def test_sinks_export(tmp_path: Path, command: Command, monkeypatch: pytest.Monk
     for each in (
         folder,
         tmp_path / "real",
-        tmp_path / "to" / "steps_3-4",
-        tmp_path / "to" / "real",
+        *(tmp_path / "to" / of for of in ("steps_3-4", "real")),
     ):
         assert {"table.txt", "stacks.txt"} <= {path.name for path in each.iterdir()}, each
     # what is before the tables says also where the trace lies, and why something was not recorded
@@ -373,9 +357,8 @@ def test_of_many_captures_the_newest_are_named(tmp_path: Path, command: Command)
     assert "\nsteps_13: " in out
     first, *others, last = err.splitlines()
     assert first.startswith(f"Showing the newest of 14 captures, {tmp_path / 'steps_13'}")
-    assert [Path(line.strip()).name for line in others] == [
-        f"steps_{k:02}" for k in range(12, 2, -1)
-    ]
+    names = [f"steps_{k:02}" for k in range(12, 2, -1)]
+    assert [Path(line.strip()).name for line in others] == names
     assert last == "  and 3 more"
 
 
@@ -689,12 +672,8 @@ def test_no_command_loads_torch_and_help_loads_next_to_nothing(tmp_path: Path) -
     allowed |= dict.fromkeys(["ranks runs", "whatif runs"], of_recording)
     for sink in ("parquet", "their_sink.Calls", "tensorboard"):
         allowed[f"export runs --sink {sink}"] = {"torch", "hydra"}
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED, *allowed],
-        capture_output=True,
-        encoding="utf-8",
-        cwd=tmp_path,
-    )
+    command = [sys.executable, "-c", LOADED, *allowed]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=tmp_path)
     assert done.returncode == 0
     loaded = [set(line.split()) for line in done.stderr.splitlines()]
     assert len(loaded) == len(allowed)

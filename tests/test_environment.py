@@ -70,12 +70,10 @@ def dynamo() -> Iterator[Any]:
     module.reset()
 
 
-def recorded(folder: Path, each_step: Callable[[int], Any], **options: Any) -> dict[str, Any]:
+def recorded(folder: Path, each_step: Callable[[int], Any]) -> dict[str, Any]:
     """The environment of a window of steps 2 and 3 out of five."""
     steps = count()
-    return of(
-        run_session(folder, STEPS, lambda: each_step(next(steps)), wait=2, active=2, **options)
-    )
+    return of(run_session(folder, STEPS, lambda: each_step(next(steps)), wait=2, active=2))
 
 
 def of(session: Session) -> dict[str, Any]:
@@ -104,12 +102,8 @@ SETTINGS = [
 def test_the_settings_are_those_at_the_beginning_of_the_window(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     usual = recorded(tmp_path / "usual", nothing)
-    assert usual["threads"] == {
-        "intra_op": threads,
-        "inter_op": torch.get_num_interop_threads(),
-        "cpus": usable_cpus(),
-        "local_ranks": 1,
-    }
+    known = {"intra_op": threads, "inter_op": torch.get_num_interop_threads()}
+    assert usual["threads"] == {**known, "cpus": usable_cpus(), "local_ranks": 1}
     assert [usual[key] for key in SETTINGS] == [True, False, "highest", False, False, False]
     try:
         torch.set_num_threads(threads + 3)
@@ -240,10 +234,8 @@ def test_the_wait_for_a_cpu_is_what_the_kernel_measures_in_the_window(
         return content
 
     monkeypatch.setattr(Path, "read_text", fake)
-    clock = SimpleNamespace(
-        monotonic_ns=partial(next, now_ns), perf_counter_ns=time.perf_counter_ns
-    )
-    monkeypatch.setattr(facts, "time", clock)
+    clock = {"monotonic_ns": partial(next, now_ns), "perf_counter_ns": time.perf_counter_ns}
+    monkeypatch.setattr(facts, "time", SimpleNamespace(**clock))
     found = recorded(tmp_path, nothing)["cpu_wait"]
     if found is not None:
         assert found.pop("workers_waited_ns") >= 0
@@ -285,11 +277,11 @@ def test_usable_cpus_by_affinity_and_quota(monkeypatch: pytest.MonkeyPatch) -> N
         ("RANK=0 WORLD_SIZE=1", 1),
         ("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=6 OMPI_COMM_WORLD_LOCAL_SIZE=3", 3),
         (
-            "SLURM_PROCID=9 SLURM_NODEID=2 SLURM_STEP_NUM_TASKS=11 SLURM_STEP_TASKS_PER_NODE=4(x2),3",
+            "SLURM_PROCID=9 SLURM_NODEID=2 SLURM_STEP_TASKS_PER_NODE=4(x2),3 SLURM_STEP_NUM_TASKS=11",
             3,
         ),
         (
-            "SLURM_PROCID=5 SLURM_NODEID=1 SLURM_STEP_NUM_TASKS=11 SLURM_STEP_TASKS_PER_NODE=4(x2),3",
+            "SLURM_PROCID=5 SLURM_NODEID=1 SLURM_STEP_TASKS_PER_NODE=4(x2),3 SLURM_STEP_NUM_TASKS=11",
             4,
         ),
         ("SLURM_PROCID=0 SLURM_NODEID=0 SLURM_STEP_NUM_TASKS=2", None),
@@ -394,18 +386,9 @@ def test_a_collection_that_began_before_the_window_is_not_counted() -> None:
 # Dynamo.
 
 
-def counted(
-    graphs: int | None,
-    breaks: dict[str, int] | None,
-    recompilations: int | None,
-    guards: dict[str, int] | None,
-) -> dict[str, Any]:
-    return {
-        "graphs": graphs,
-        "graph_breaks": breaks,
-        "recompilations": recompilations,
-        "failed_guards": guards,
-    }
+def counted(*values: object) -> dict[str, Any]:
+    keys = ("graphs", "graph_breaks", "recompilations", "failed_guards")
+    return dict(zip(keys, values, strict=True))
 
 
 def broken(x: torch.Tensor, factor: int) -> torch.Tensor:
@@ -567,16 +550,9 @@ def test_every_loader_of_the_window_is_listed_once_and_no_other(tmp_path: Path) 
                     pass
         for _ in session.steps(after):
             pass
-    assert of(session)["loaders"] == [
-        {
-            **IN_PROCESS,
-            "workers": 1,
-            "persistent_workers": True,
-            "prefetch_factor": 3,
-            "iterable": True,
-        },
-        {**IN_PROCESS, "phase": "validation"},
-    ]
+    trained = {"workers": 1, "persistent_workers": True, "prefetch_factor": 3, "iterable": True}
+    found = of(session)["loaders"]
+    assert found == [IN_PROCESS | trained, IN_PROCESS | {"phase": "validation"}]
 
 
 def test_without_a_known_loader_the_loaders_are_unknown(tmp_path: Path) -> None:

@@ -148,10 +148,9 @@ def test_export_process_logs_in_order(profiler: dict[str, Any], log: Log) -> Non
         word, pid = (capture.folder / "note.txt").read_text().split()
         assert word == "seen"
         assert int(pid) != os.getpid()
-        assert "Operators" in (capture.folder / "table.txt").read_text()
-        assert str(capture.folder) in (capture.folder / "table.txt").read_text(), (
-            "where it lies in the end"
-        )
+        table = (capture.folder / "table.txt").read_text()
+        assert "Operators" in table
+        assert str(capture.folder) in table, "where it lies in the end"
         assert not (capture.folder / "trace.json").exists()
     starts = ("INFO exporter: seen by another", "\nA step takes ")
     said = [start for line in log for start in starts if line.startswith(start)]
@@ -178,11 +177,8 @@ def test_local_sink_class_needs_inline_export(profiler: dict[str, Any]) -> None:
             seen.append((os.getpid(), folder.name, (folder / "plain.txt").exists()))
 
     seen: list[Any] = []
-    sinks = {
-        "chrome_trace": {"keep": False},
-        "plain": {"_target_": "their_sinks.Plain"},
-        "here": Here(),
-    }
+    plain = {"_target_": "their_sinks.Plain"}
+    sinks = {"chrome_trace": {"keep": False}, "plain": plain, "here": Here()}
     with pytest.raises(ConfigError) as refused:
         Session(profiler, sinks=sinks)
     assert str(refused.value) == (
@@ -193,18 +189,15 @@ def test_local_sink_class_needs_inline_export(profiler: dict[str, Any]) -> None:
     )
     session = run(profiler, sinks=sinks, export="inline")
     assert seen == [(os.getpid(), f".{name}.busy", True) for name in ALL]
-    assert [capture.trace_path for capture in session.captures] == [None] * 3, (
-        "the last sink is still the last"
-    )
+    # the last sink is still the last
+    assert [capture.trace_path for capture in session.captures] == [None] * 3
 
 
 def test_instances_and_mappings_both_reach_the_exporter(profiler: dict[str, Any]) -> None:
     from their_sinks import Notes, Plain  # type: ignore[import-not-found]
 
-    sinks = {
-        "notes": Notes(word="given"),
-        "plain": {"_target_": "their_sinks.Plain", "word": "mapped"},
-    }
+    plain = {"_target_": "their_sinks.Plain", "word": "mapped"}
+    sinks = {"notes": Notes(word="given"), "plain": plain}
     session = run(profiler, steps=1, sinks=sinks)
     (capture,) = session.captures
     assert (capture.folder / "note.txt").read_text().startswith("given ")
@@ -380,12 +373,8 @@ def test_a_name_that_is_taken_or_on_its_way_is_not_taken_again(tmp_path: Path, l
     (queued / "trace.json").write_text("{}")
     assert finish(queued, {}, failed=set()) == tmp_path / "w"
     fourth = queue.stage(tmp_path, "w")
-    assert [queue.name_of(folder) for folder in (first, second, third, fourth)] == [
-        "w",
-        "w-2",
-        "w-3",
-        "w-4",
-    ]
+    found = [queue.name_of(folder) for folder in (first, second, third, fourth)]
+    assert found == ["w", "w-2", "w-3", "w-4"]
     assert json.loads((tmp_path / "w" / "capture.json").read_text())["name"] == "w"
 
 
@@ -590,9 +579,8 @@ def test_a_window_without_its_capture_json_is_not_queued(tmp_path: Path) -> None
     (staging / "capture.json").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FileExistsError):
         queue.queue(staging, {})
-    assert [path.name for path in tmp_path.iterdir()] == [staging.name], (
-        "neither queued nor written through the link"
-    )
+    # neither queued nor written through the link
+    assert [path.name for path in tmp_path.iterdir()] == [staging.name]
 
 
 def test_a_capture_has_its_name_only_when_its_sinks_have_run(tmp_path: Path) -> None:
@@ -609,9 +597,8 @@ def test_a_capture_has_its_name_only_when_its_sinks_have_run(tmp_path: Path) -> 
 
 
 def test_a_job_never_calls_what_is_no_sink(tmp_path: Path, log: Log) -> None:
-    assert (
-        build_sinks({"evil": {"_target_": "os.mkdir", "path": str(tmp_path / "made")}}, set()) == {}
-    )
+    evil = {"_target_": "os.mkdir", "path": str(tmp_path / "made")}
+    assert build_sinks({"evil": evil}, set()) == {}
     assert not (tmp_path / "made").exists()
     assert "'os.mkdir' is not a sink class" in log.at("ERROR")[0]
     failed: set[str] = set()
@@ -757,12 +744,8 @@ def test_ctrl_c_in_an_inline_sink(tmp_path: Path, log: Log) -> None:
         def write(self, capture: Capture, folder: Path) -> None:
             signal.raise_signal(signal.SIGINT)
 
-    with (  # noqa: PT012
-        pytest.raises(KeyboardInterrupt),
-        Session(
-            active=1, output_dir=tmp_path, sinks={"pressed": Pressed()}, export="inline"
-        ) as session,
-    ):
+    options = {"sinks": {"pressed": Pressed()}, "export": "inline", "output_dir": tmp_path}
+    with pytest.raises(KeyboardInterrupt), Session(active=1, **options) as session:  # noqa: PT012
         session.step()
         pytest.fail("Ctrl-C was swallowed")
     assert names(session) == ALL[:1]
@@ -772,13 +755,8 @@ def test_ctrl_c_in_an_inline_sink(tmp_path: Path, log: Log) -> None:
 def test_a_folder_may_have_any_name(tmp_path: Path, where: str, log: Log) -> None:
     log.expect("torch cannot open the path")
     name = 'caf\udce9 café ☃ "quoted" \\\ntwo'
-    options = {
-        "output_dir": tmp_path / name,
-        "metadata": {name: [name]},
-        "export": where,
-        "execution_trace": True,
-    }
-    with Session(active=1, sinks={"table": {}}, **options) as session:
+    options = {"metadata": {name: [name]}, "export": where, "execution_trace": True}
+    with Session(active=1, output_dir=tmp_path / name, sinks={"table": {}}, **options) as session:
         session.add_metadata("half", f"{name}\ud800")
         session.step()
     (capture,) = session.captures
@@ -813,10 +791,8 @@ def test_output_dir_is_a_broken_link(tmp_path: Path, log: Log, where: str) -> No
         log.expect("is neither queued nor complete")
     assert session.step_number == 2
     (error,) = log.at("ERROR")
-    assert (
-        f"The folder {link} is a link to {scratch}, which does not exist, so the window is lost"
-        in error
-    )
+    said = f"The folder {link} is a link to {scratch}, which does not exist, so the window is lost"
+    assert said in error
 
 
 def test_a_queued_window_that_somebody_removed_is_not_waited_for(

@@ -205,12 +205,8 @@ def test_prometheus_gets_what_the_test_counts(tmp_path: Path, clock: Clock, log:
     thirds = sum(ns // 3 for ns in STEPS_NS) / 1e9
     assert scrape("range_duration_seconds_sum", range="forward") == thirds
     assert scrape("range_duration_seconds_count", range=OTHERS) == 0
-    assert scrape.common == {
-        "rank": "0",
-        "world_size": "1",
-        "run": str(tmp_path),
-        "host": socket.gethostname(),
-    }
+    known = {"rank": "0", "world_size": "1", "host": socket.gethostname()}
+    assert scrape.common == {**known, "run": str(tmp_path)}
     # the older format, without exemplars
     assert "# TYPE instrument_windows_recorded_total counter" in text
     assert "# EOF" not in text
@@ -229,14 +225,9 @@ def test_names_come_back_as_they_were_given(tmp_path: Path, log: Log) -> None:
 
 def test_counters_of_a_run(tmp_path: Path, log: Log, receiver: Callable[..., Receiver]) -> None:
     collector = receiver()
-    with running(
-        tmp_path,
-        {**PULLED, **PUSHED},
-        at_steps=[1, 6],
-        active=1,
-        sinks=[],
-        triggers={"mine": Every(cooldown=0, max_windows=None), "never": Every(steps=1000)},
-    ) as session:
+    triggers = {"mine": Every(cooldown=0, max_windows=None), "never": Every(steps=1000)}
+    options = {"at_steps": [1, 6], "active": 1, "sinks": [], "triggers": triggers}
+    with running(tmp_path, {**PULLED, **PUSHED}, **options) as session:
         before = Scrape(fetched(address(log)))
         for _ in range(10):
             session.step()
@@ -735,23 +726,16 @@ def test_options_that_cannot_work_get_one_sentence(monkeypatch: pytest.MonkeyPat
             raise ModuleNotFoundError(name)
 
     monkeypatch.setattr("instrument.base.errors.find_spec", not_found)
-    for option, value, sentence in (
-        (
-            "prometheus_port",
-            9400,
-            "profiler.metrics.prometheus_port needs the package prometheus_client: pip install "
-            "'torch-instrument[prometheus]'.",
-        ),
-        (
-            "otlp",
-            True,
-            "profiler.metrics.otlp needs the package opentelemetry.exporter.otlp.proto.http: pip "
-            "install 'torch-instrument[otlp]'.",
-        ),
+    for option, value, package, extra in (
+        ("prometheus_port", 9400, "prometheus_client", "prometheus"),
+        ("otlp", True, "opentelemetry.exporter.otlp.proto.http", "otlp"),
     ):
         with pytest.raises(MissingPackage) as missing:
             ProfilerConfig(timings={}, metrics={option: value})
-        assert str(missing.value) == sentence
+        install = f"pip install 'torch-instrument[{extra}]'."
+        assert str(missing.value) == (
+            f"profiler.metrics.{option} needs the package {package}: {install}"
+        )
 
 
 def test_refused_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,11 +99,7 @@ def test_every_submodule_that_is_called_has_its_qualified_name(tmp_path: Path) -
         ({"include": ["layers.*.attention"]}, ["layers.0.attention", "layers.1.attention"]),
         (
             {"include": ["layers.*"], "exclude": ["*.q", "*.k", "*.mlp*"]},
-            [
-                n
-                for n in ALL
-                if n in ("layers.0", "layers.1", "layers.0.attention", "layers.1.attention")
-            ],
+            ["layers.0", "layers.0.attention", "layers.1", "layers.1.attention"],
         ),
         ({"types": ["*Attention"]}, ["layers.0.attention", "layers.1.attention"]),
         ({"types": [nn.Linear], "exclude": ["layers.*"]}, ["head"]),
@@ -196,12 +192,8 @@ def test_an_exception_in_a_forward_ends_its_ranges_and_the_hooks_go(tmp_path: Pa
         with profiled("after"), pytest.raises(ValueError, match="no"):
             model(X)
     assert not hooked(model)
-    assert seen.ranges == [
-        ("Sequential", None),
-        ("0", "Sequential"),
-        ("1", "Sequential"),
-        ("after", None),
-    ]
+    inner = [("0", "Sequential"), ("1", "Sequential")]
+    assert seen.ranges == [("Sequential", None), *inner, ("after", None)]
 
 
 def test_what_was_not_called_is_told(tmp_path: Path) -> None:
@@ -234,14 +226,12 @@ def test_copied_or_saved_model_has_no_ranges(tmp_path: Path) -> None:
         copied, shallow = copy.deepcopy(model), copy.copy(model)
         within = saved(model)
         replica: Any = model._replicate_for_data_parallel()
-        assert [
-            torch.equal(each(X), model(X)) for each in (copied, torch.load(within), replica)
-        ] == [True] * 3
+        for each in (copied, torch.load(within), replica):
+            assert torch.equal(each(X), model(X))
     assert within.getvalue() == before.getvalue()
     assert seen.names.count("Model") == 4, "the calls of the model itself"
-    assert len(seen.names) == 5 * len(ALL) - 1, (
-        "a replica of DataParallel's shares its modules until it is moved"
-    )
+    # a replica of DataParallel's shares its modules until it is moved
+    assert len(seen.names) == 5 * len(ALL) - 1
     assert not hooked(copied)
     assert vars(copied).keys() == vars(shallow).keys() == vars(Model()).keys()
 
@@ -309,12 +299,8 @@ def test_which_optimizer_trains_which_submodules(
 ) -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.ReLU(), nn.Linear(2, 1))
     other = nn.Linear(2, 2)
-    every = [
-        torch.optim.SGD(
-            [p for k in parts for p in (other if k is None else model[k]).parameters()], lr=0.1
-        )
-        for parts in optimizers
-    ]
+    held = [[other if k is None else model[k] for k in parts] for parts in optimizers]
+    every = [torch.optim.SGD(nn.ModuleList(each).parameters(), lr=0.1) for each in held]
 
     def train() -> None:
         model(torch.ones(1, 2)).sum().backward()
@@ -368,12 +354,8 @@ def test_order_of_optimizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert capture.metadata["optimizer_steps"] == [0, 1, 0, 1]
     assert capture.metadata["repeated_calls"] == {"critic": 2, "generator": 1}
     owners = capture.about.owners or {}
-    assert {name: (each.optimizer, each.gradients) for name, each in owners.items()} == {
-        "generator": (1, 4),
-        "critic": (0, 2),
-        "average": (None, 4),
-        "features": (None, 0),
-    }
+    known = {"generator": (1, 4), "critic": (0, 2), "average": (None, 4), "features": (None, 0)}
+    assert {name: (each.optimizer, each.gradients) for name, each in owners.items()} == known
     # inputs of an unknown kind, such as a list, may require gradients
     assert {name for name, each in owners.items() if each.differentiates} == {"critic", "features"}
     assert {name for name, each in owners.items() if each.is_copy} == {"average"}

@@ -433,7 +433,7 @@ def test_no_observer_where_functions_are_compiled(monkeypatch: pytest.MonkeyPatc
 def test_modes_of_the_program_stay() -> None:
     class Mode(TorchFunctionMode):
         def __torch_function__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+            self, function: Any, _: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             return function(*args, **(kwargs or {}))
 
@@ -456,9 +456,8 @@ def test_exception_of_a_signal_handler(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.signal(signal.SIGUSR1, late)
     end = observe.observe()
     try:
-        monkeypatch.setattr(
-            observe.Observer, "_begin", lambda *_: signal.raise_signal(signal.SIGUSR1)
-        )
+        interrupted = lambda *_: signal.raise_signal(signal.SIGUSR1)  # noqa: E731
+        monkeypatch.setattr(observe.Observer, "_begin", interrupted)
         with pytest.raises(LateError):
             torch.ones(3)
     finally:

@@ -61,9 +61,8 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_rank_knows_whether_it_records(chosen: Any, recording: list[int], log: Log) -> None:
     if chosen in ([3, 9], [7]):
         log.expect("profiler.ranks names")
-    assert [
-        rank for rank in range(4) if distributed.records(chosen, RankInfo(rank, 4, rank % 2))
-    ] == recording
+    infos = [RankInfo(rank, 4, rank % 2) for rank in range(4)]
+    assert [each.rank for each in infos if distributed.records(chosen, each)] == recording
 
 
 def test_a_rank_that_does_not_exist_is_warned_of_on_rank_0_alone(log: Log) -> None:
@@ -274,10 +273,8 @@ def test_an_open_window_puts_the_step_off_by_as_much_on_each_rank(two: tuple[Ran
 
 def test_trigger_on_all_ranks_is_one_window(store: Any, tmp_path: Path, log: Log) -> None:
     steps = [1, 40, 41, 80]
-    pair = [
-        Rank(rank, store, tmp_path, At(steps=steps, cooldown=20, max_windows=2))
-        for rank in range(2)
-    ]
+    trigger = At(steps=steps, cooldown=20, max_windows=2)
+    pair = [Rank(rank, store, tmp_path, trigger) for rank in range(2)]
     for _ in range(60):
         for each in pair:
             each.goes_on(2)
@@ -628,10 +625,8 @@ def test_without_a_store_each_rank_goes_by_itself(
 ) -> None:
     monkeypatch.setenv(variable, value)
     monkeypatch.setattr(distributed, "_CONNECT_S", 0.05)
-    assert joined(1, tmp_path / "two", monkeypatch, triggers=["file"]) == (
-        tmp_path / "two" / "profile",
-        None,
-    )
+    two = tmp_path / "two"
+    assert joined(1, two, monkeypatch, triggers=["file"]) == (two / "profile", None)
     (said,) = log.at("WARNING")
     assert re.match(r"Rank 1 records by itself into its own folder: .*MASTER_ADDR", said)
 
@@ -774,9 +769,8 @@ def test_one_rank_of_each_role_keeps_its_trace_and_all_are_compared(job: tuple[P
     (window,) = Run.load(folder / "roles").windows
     assert (window.ranks.column("rank"), window.missing) == ([0, 1, 2, 3], [])
     assert window.collectives[0].recorded_ranks == 4
-    with pytest.raises(
-        CaptureError, match=r"With profiler.ranks=one_per_role, give the capture of"
-    ):
+    said = r"With profiler.ranks=one_per_role, give the capture of"
+    with pytest.raises(CaptureError, match=said):
         print(Capture.load(found[names[3]]).operators)
 
 

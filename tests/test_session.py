@@ -396,7 +396,9 @@ def test_failing_sink_stops_nothing_else(train: Callable[..., Session], log: Log
     ]
     assert len(session.captures) == 2
     (error,) = log.at("ERROR")
-    sentence = "The broken sink failed on steps_000000-000000_rank0: a sink of somebody's fails. The trace"
+    sentence = (
+        "The broken sink failed on steps_000000-000000_rank0: a sink of somebody's fails. The trace"
+    )
     assert error.startswith(sentence)
     assert "Traceback" in error
 

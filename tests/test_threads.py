@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from queue import Queue
 from textwrap import dedent
@@ -306,15 +307,10 @@ def test_steps_of_several_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             worker.start()
         for worker in workers:
             worker.join()
-    first = session.captures[0].steps
-    assert first.column("number") == list(range(5, 25))
-    ends = [
-        start + length
-        for start, length in zip(first.column("start_ns"), first.column("duration_ns"))
-    ]
-    assert all(end <= start for end, start in zip(ends, first.column("start_ns")[1:])), (
-        "no two steps at once"
-    )
+    steps = session.captures[0].steps
+    assert steps.column("number") == list(range(5, 25))
+    # no two steps at once
+    assert all(one.start_ns + one.duration_ns <= other.start_ns for one, other in pairwise(steps))
 
 
 def test_a_waiting_step_waits_for_no_thread(tmp_path: Path, log: Log) -> None:
@@ -417,9 +413,8 @@ def train(session: Session, model: torch.nn.Module, steps: int) -> None:
 def test_training_thread(tmp_path: Path, log: Log, all_threads: bool) -> None:
     """As with Ray Train, whose workers call the training function on a thread."""
     model = torch.nn.Linear(2, 2)
-    session = Session(
-        wait=1, active=2, profile_all_threads=all_threads, model=model, output_dir=tmp_path
-    )
+    options: dict[str, Any] = {"active": 2, "profile_all_threads": all_threads, "model": model}
+    session = Session(wait=1, **options, output_dir=tmp_path)
 
     def run() -> None:
         with session:

@@ -331,9 +331,8 @@ def test_beside_windows_both_have_every_range_and_neither_ends_the_other(tmp_pat
     options = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2, "timings": {}}
     armed: list[bool] = []
     forward = profiled("forward")(lambda: torch.ones(8).sum())
-    session = run_session(
-        tmp_path, 10, lambda: (forward(), armed.append(backends.armed)), **options
-    )
+    both = lambda: (forward(), armed.append(backends.armed))  # noqa: E731
+    session = run_session(tmp_path, 10, both, **options)
     assert all(armed)
     assert not backends.armed
     windows = [[(row.name, row.calls) for row in each.ranges] for each in session.captures]

@@ -268,12 +268,8 @@ def test_a_name_given_later_to_a_module_replaces_the_earlier(tmp_path: Path) -> 
 def test_a_marked_module_is_nested_in_the_range_of_its_place_in_the_model(tmp_path: Path) -> None:
     model = nn.Sequential(profiled("mine")(Net()))
     capture = window(tmp_path, lambda: model(torch.ones(1, 3)), model=model, export="inline")
-    assert capture.ranges.column("path") == [
-        "Sequential",
-        "Sequential/0",
-        "Sequential/0/mine",
-        "Sequential/0/mine/0.linear",
-    ]
+    inner = [f"Sequential/0{below}" for below in ("", "/mine", "/mine/0.linear")]
+    assert capture.ranges.column("path") == ["Sequential", *inner]
 
 
 def test_a_module_whose_class_overrides_call(tmp_path: Path) -> None:
@@ -333,13 +329,9 @@ def test_a_generator_has_a_range_for_each_slice(tmp_path: Path) -> None:
             pass
         assert generator.send("sent") == 1
         assert drain(generator) == ["sent", None, "cleaned"]
-    assert seen.ranges == [
-        ("counting", None),
-        ("between", None),
-        ("counting (resumed)", None),
-        ("counting (resumed)", None),
-        ("cleanup", "counting (resumed)"),
-    ]
+    resumed = "counting (resumed)"
+    outer = [("counting", None), ("between", None), (resumed, None), (resumed, None)]
+    assert seen.ranges == [*outer, ("cleanup", resumed)]
     assert inspect.isgeneratorfunction(counting)
 
 
@@ -390,11 +382,8 @@ def test_coroutines_that_take_turns_do_not_swallow_each_other(tmp_path: Path) ->
         assert asyncio.run(both()) == ["a", "b"]
     assert seen.names.count("fetch") == 2, "calls"
     assert seen.names.count("fetch (resumed)") == 4, "resumptions"
-    assert all(
-        parent in ("fetch", "fetch (resumed)")
-        for name, parent in seen.ranges
-        if name.startswith("work")
-    )
+    around = {parent for name, parent in seen.ranges if name.startswith("work")}
+    assert around <= {"fetch", "fetch (resumed)"}
     assert all(parent is None for name, parent in seen.ranges if name.startswith("fetch"))
     assert inspect.iscoroutinefunction(fetch)
 
@@ -522,11 +511,8 @@ def test_tools_that_look_at_functions(tmp_path: Path) -> None:
     with recorded(tmp_path) as seen:
         assert (dispatched("x"), dispatched(1)) == ("any", "int")
     assert seen.names == ["dispatched", "dispatched int"]
-    (found,) = [
-        t
-        for t in doctest.DocTestFinder().find(sys.modules[__name__])
-        if t.name.endswith(".documented")
-    ]
+    tests = doctest.DocTestFinder().find(sys.modules[__name__])
+    (found,) = [each for each in tests if each.name.endswith(".documented")]
     assert doctest.DocTestRunner().run(found) == doctest.TestResults(0, 1)
     assert "Double a number." in pydoc.render_doc(documented)
     assert "return 2 * x" in inspect.getsource(documented)
@@ -778,10 +764,8 @@ def test_the_kill_switch_hands_back_the_very_object(tmp_path: Path) -> None:
     env = {**os.environ, "INSTRUMENT_DISABLE": "1"}
     done = warm.run_apart(["-c", dedent(code)], tmp_path, env)
     assert done.returncode == 0, done.stderr
-    assert (
-        "INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded."
-        in done.stderr
-    )
+    said = "INSTRUMENT_DISABLE is set: annotations do nothing, and no named range will be recorded."
+    assert said in done.stderr
 
 
 # What a mark must not change
@@ -918,7 +902,5 @@ def test_a_wrapper_is_told_from_other_callables() -> None:
 
     async def later() -> None: ...
 
-    assert [wrapper.is_ranged(profiled(each)) for each in (plain, later)] == [True, True]
-    assert [wrapper.is_ranged(each) for each in (plain, later, len, None, wrapper.is_ranged)] == [
-        False
-    ] * 5
+    assert all(wrapper.is_ranged(profiled(each)) for each in (plain, later))
+    assert not any(map(wrapper.is_ranged, (plain, later, len, None, wrapper.is_ranged)))
