@@ -105,21 +105,15 @@ def test_sinks_are_chosen_added_and_left_out() -> None:
             return as_config(compose(overrides=["+profiler=trace", *overrides]).profiler).sinks
 
         assert list(sinks()) == ["table", "chrome_trace"]
-        chosen = sinks(
-            "profiler/sinks=[table,stacks]",
-            "profiler.with_stack=true",
-            "profiler.sinks.table.rows=30",
-        )
+        stacks = ["profiler/sinks=[table,stacks]", "profiler.with_stack=true"]
+        chosen = sinks(*stacks, "profiler.sinks.table.rows=30")
         assert list(chosen) == ["table", "stacks"]
         assert chosen["table"].rows == 30  # type: ignore[attr-defined]
         lake = sinks("profiler/sinks=[table,parquet]", "profiler.sinks.parquet.dir=lake")["parquet"]
         assert lake.dir == "lake"  # type: ignore[attr-defined]
         assert list(sinks("~profiler.sinks.table")) == ["chrome_trace"]
-        assert list(sinks("+profiler.sinks.mine._target_=test_config.Loud")) == [
-            "table",
-            "chrome_trace",
-            "mine",
-        ]
+        added = sinks("+profiler.sinks.mine._target_=test_config.Loud")
+        assert list(added) == ["table", "chrome_trace", "mine"]
 
 
 @pytest.mark.parametrize("name", presets())
@@ -200,9 +194,8 @@ def test_a_config_can_itself_be_instantiated_by_hydra() -> None:
 
 def test_a_config_that_hydra_has_not_built_is_built() -> None:
     node = {"_target_": "instrument.ProfilerConfig", "active": 2, "sinks": {"table": {"rows": 3}}}
-    assert as_config(OmegaConf.create(node)) == ProfilerConfig(
-        active=2, sinks={"table": {"rows": 3}}
-    )
+    built = ProfilerConfig(active=2, sinks={"table": {"rows": 3}})
+    assert as_config(OmegaConf.create(node)) == built
     assert as_config(node, active=4).active == 4
     with pytest.raises(
         ConfigError, match=r"^profiler\._target_ is 'instrument.Nothing', which cannot be built: "
@@ -212,15 +205,10 @@ def test_a_config_that_hydra_has_not_built_is_built() -> None:
 
 def test_interpolations_are_looked_up_in_the_whole_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROFILES", "/tmp/there")
-    app = {
-        "steps": 4,
-        "profiler": {
-            "active": "${steps}",
-            "warmup": "${.active}",
-            "output_dir": "${oc.env:PROFILES}/here",
-            "sinks": {"table": {"rows": "${profiler.active}"}},
-        },
-    }
+    profiler = {"active": "${steps}", "warmup": "${.active}"}
+    profiler["output_dir"] = "${oc.env:PROFILES}/here"
+    sinks = {"table": {"rows": "${profiler.active}"}}
+    app = {"steps": 4, "profiler": {**profiler, "sinks": sinks}}
     config = as_config(OmegaConf.create(app).profiler)
     assert (config.active, config.warmup, config.output_dir) == (4, 4, "/tmp/there/here")
     assert config.sinks["table"].rows == 4
@@ -263,9 +251,8 @@ def test_hydra_zen_builds_configs_with_every_option() -> None:
     assert set(ProfilerConfig.model_fields) < set(full.__dataclass_fields__)
     with pytest.raises(TypeError, match="actve"):
         full(actve=3)
-    expected = ProfilerConfig(
-        active=3, modules=ModulesConfig(depth=1), sinks={"table": {"rows": 3}}
-    )
+    table, modules = {"table": {"rows": 3}}, ModulesConfig(depth=1)
+    expected = ProfilerConfig(active=3, modules=modules, sinks=table)
     table = zen.builds(TableSink, rows=3)
     app = zen.make_config(
         built=full(active=3, modules=zen.builds(ModulesConfig, depth=1), sinks={"table": table}),

@@ -77,13 +77,9 @@ def test_the_list_as_text_has_a_table_for_each_run(
 
 def test_ls_fits_80_columns(tmp_path: Path, listed: Listed) -> None:
     for number, phase in enumerate(("train", "validation")):
-        write_capture(
-            tmp_path,
-            steps(),
-            f"steps_000002-000004_rank0-{number}",
-            started_at=f"2026-11-23T03:00:0{number}+00:00",
-            window={"phase": phase, "first_step": 2, "last_step": 4},
-        )
+        window = {"phase": phase, "first_step": 2, "last_step": 4}
+        name, began = f"steps_000002-000004_rank0-{number}", f"2026-11-23T03:00:0{number}+00:00"
+        write_capture(tmp_path, steps(), name, started_at=began, window=window)
     parts = ls.run(Namespace(path=tmp_path, rows=15, no_verdict=False, json=False, csv=False))
     text = draw(parts, Console(file=StringIO(), width=80, _environ={}))
     assert ", 2 captures, rank 0 name " in " ".join(text.split())
@@ -96,17 +92,12 @@ def test_ls_fits_80_columns(tmp_path: Path, listed: Listed) -> None:
 
 
 def test_parts_of_a_window_are_one_row(tmp_path: Path, listed: Listed, command: Command) -> None:
-    folders = [
-        write_capture(
-            tmp_path,
-            steps(),
-            f"steps_{number}",
-            run="r",
-            started_at=f"2026-11-23T03:00:0{number}+00:00",
-            window={"first_step": number, "last_step": number, "part": number, "part_of_step": 0},
-        ).folder
-        for number in range(3)
-    ]
+    folders = []
+    for k in range(3):
+        window = {"first_step": k, "last_step": k, "part": k, "part_of_step": 0}
+        about: dict[str, Any] = {"run": "r", "started_at": f"2026-11-23T03:00:0{k}+00:00"}
+        made = write_capture(tmp_path, steps(), f"steps_{k}", **about, window=window)
+        folders.append(made.folder)
     (row,) = listed()
     assert [row[name] for name in ("parts", "first_step", "last_step")] == [3, 0, 2]
     assert ", 3 captures, " in command("ls", tmp_path).out

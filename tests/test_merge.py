@@ -59,10 +59,8 @@ def metadata(name: str, value: Any, pid: int) -> dict[str, Any]:
 
 def test_every_rank_keeps_its_own(tmp_path: Path) -> None:
     """The ranks have the same processes, correlations, flows and names of operators."""
-    flows = [
-        {"ph": ph, "cat": "ac2g", "name": "ac2g", "id": 3, "pid": 1, "tid": 1, "ts": 5}
-        for ph in "sf"
-    ]
+    flow = {"cat": "ac2g", "name": "ac2g", "id": 3, "pid": 1, "tid": 1, "ts": 5}
+    flows = [{"ph": ph, **flow} for ph in "sf"]
     text = {"ph": "b", "cat": "x", "name": "y", "id": "0x1f", "pid": 1, "tid": 1, "ts": 5}
     named = [metadata("process_name", "python", 1), metadata("process_labels", "CPU", 1)]
     sorted_ = [metadata("process_sort_index", 1, 1), metadata("process_sort_index", 2**24 + 3, 0)]
@@ -77,12 +75,8 @@ def test_every_rank_keeps_its_own(tmp_path: Path) -> None:
     assert processes[0].isdisjoint(processes[1])
     own = strict(window.paths[0] / "trace.json.gz")["traceEvents"]
     assert len(events) == 2 * (len(own) + 1), "process 0 got a name"
-    assert [e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"] == [
-        0,
-        4,
-        1000,
-        1004,
-    ]
+    sorted_by = [e["args"]["sort_index"] for e in events if e["name"] == "process_sort_index"]
+    assert sorted_by == [0, 4, 1000, 1004]
     assert [e["args"]["labels"] for e in events if e["name"] == "process_labels"] == ["CPU", "CPU"]
     assert len({e["id"] for e in events if e["name"] == "ac2g"}) == 2
     assert [e["id"] for e in events if e["ph"] == "b"] == ["0x1f", "1.0x1f"]
@@ -92,9 +86,8 @@ def test_every_rank_keeps_its_own(tmp_path: Path) -> None:
         for view in ("operators", "ranges", "steps", "kernels", "breakdown"):
             assert list(getattr(part, view)) == list(getattr(whole, view)), view
     both = Capture.load(tmp_path / "all.json.gz")
-    assert both.operators.where(name="aten::mm")[0].device_ns == 200_000, (
-        "each kernel counts where it was launched"
-    )
+    # each kernel counts where it was launched
+    assert both.operators.where(name="aten::mm")[0].device_ns == 200_000
     assert [e["args"] for e in events if e["name"] == "aten::µ"] == [
         {"External id": 0, "Sequence number": number, "Input Dims": [[1, [2]], "\\"]}
         for number in (0, 2**40)
@@ -104,13 +97,8 @@ def test_every_rank_keeps_its_own(tmp_path: Path) -> None:
 def test_the_clocks_are_one(tmp_path: Path) -> None:
     """Rank 1 is 250.125 µs ahead and counts from another base; the all-reduces end together in the merged trace."""
     for rank, later in ((0, 4_000_000.5), (1, 2_000_250.625)):
-        write_rank(
-            tmp_path,
-            rank,
-            synchronous_steps(100, later_us=later),
-            2,
-            base_ns=10**18 + 2 * rank * 10**9,
-        )
+        base_ns = 10**18 + 2 * rank * 10**9
+        write_rank(tmp_path, rank, synchronous_steps(100, later_us=later), 2, base_ns=base_ns)
     (window,) = Run.load(tmp_path).windows
     merge(window, tmp_path / "all.json")
     document = strict(tmp_path / "all.json")
@@ -119,11 +107,8 @@ def test_the_clocks_are_one(tmp_path: Path) -> None:
         "rank": 1, "offset_ns": 250_125, "drift_ppm": None, "at_ns": None, "uncertainty_ns": 0,
         "matched": 2,
     }  # fmt: skip
-    ends = [
-        round((e["ts"] + e["dur"]) * 1000)
-        for e in document["traceEvents"]
-        if e["name"] == "gloo:all_reduce"
-    ]
+    reduces = [e for e in document["traceEvents"] if e["name"] == "gloo:all_reduce"]
+    ends = [round((e["ts"] + e["dur"]) * 1000) for e in reduces]
     assert ends == [4_000_900_500, 4_001_900_500] * 2
 
 
@@ -135,16 +120,14 @@ def test_a_drift_is_corrected_and_keeps_the_order_and_the_nesting_of_events(tmp_
         clock = np.rint(begins * (1 + 50e-6 * rank)).astype(int) / 1000
         events = [annotation("ProfilerStep#3", 0, float(clock[-1]) + 2000)]
         for at_us, next_us in pairwise(clock.tolist()):
-            half_us = round((next_us - at_us) / 2, 3)
+            half_us, reduces_us = round((next_us - at_us) / 2, 3), at_us - 500
+            reduces_us += random.uniform(0, 2)
+            second = (round(at_us + half_us, 3), round(next_us - at_us - half_us, 3))
             events += [
                 annotation("whole", at_us, round(next_us - at_us, 3)),
                 annotation("first", at_us, half_us),
-                annotation(
-                    "second", round(at_us + half_us, 3), round(next_us - at_us - half_us, 3)
-                ),
-                annotation(
-                    "gloo:all_reduce", round(at_us - 500 + random.uniform(0, 2), 3), 500, tid=2
-                ),
+                annotation("second", *second),
+                annotation("gloo:all_reduce", round(reduces_us, 3), 500, tid=2),
             ]
         write_rank(tmp_path, rank, events, 2)
     (window,) = Run.load(tmp_path).windows
@@ -174,10 +157,8 @@ def test_what_kineto_writes_wrongly_is_mended(tmp_path: Path) -> None:
     for rank in (0, 1):
         folder = write_rank(tmp_path, rank, steps(), 2).folder
         text = gzip.decompress((folder / "trace.json.gz").read_bytes())
-        text = text.replace(
-            b'"External id": 3',
-            b'"bad": NaN, "x": "\\q \xff \\ud800", "y": 1e400, "External id": 3',
-        )
+        wrong = b'"bad": NaN, "x": "\\q \xff \\ud800", "y": 1e400, '
+        text = text.replace(b'"External id": 3', wrong + b'"External id": 3')
         (folder / "trace.json.gz").write_bytes(gzip.compress(text))
     (window,) = Run.load(tmp_path).windows
     merge(window, tmp_path / "all.json.gz")
@@ -231,10 +212,7 @@ def test_a_real_job_merges_whole(folder: Path, ranks: str, tmp_path: Path) -> No
     (window,) = Run.load(*folder.glob(ranks)).windows
     merge(window, tmp_path / "all.json.gz")
     document = strict(tmp_path / "all.json.gz")
-    merged, parts = (
-        Capture.load(tmp_path / "all.json.gz"),
-        [Capture.load(path) for path in window.paths],
-    )
+    merged, parts = Capture.load(tmp_path / "all.json.gz"), [*map(Capture.load, window.paths)]
     named = sum(
         e["name"] == "process_name" and ":" in e["args"]["name"] and "ts" not in e
         for e in document["traceEvents"]

@@ -92,11 +92,9 @@ def test_the_address_of_the_ui_names_the_trace_and_the_visible_time() -> None:
     )
     assert (found.scheme, found.netloc, found.query) == ("https", "ui.perfetto.dev", "")
     assert found.fragment.startswith("!/?"), "what follows the # is not sent to the server"
-    assert parse_qs(found.fragment.removeprefix("!/?")) == {
-        "url": ["http://127.0.0.1:9001/t/a n.json"],
-        "visStart": ["5"],
-        "visEnd": ["10"],
-    }
+    query = parse_qs(found.fragment.removeprefix("!/?"))
+    url = "http://127.0.0.1:9001/t/a n.json"
+    assert query == {"url": [url], "visStart": ["5"], "visEnd": ["10"]}
 
 
 def test_the_visible_time_is_around_the_longest_event_within_the_trace(tmp_path: Path) -> None:
@@ -104,12 +102,8 @@ def test_the_visible_time_is_around_the_longest_event_within_the_trace(tmp_path:
     found = capture(tmp_path, events)
     evidence = (Evidence("nothing", 1), Evidence("aten::mm", 1, None, 1_000_000, 1_300_000))
     finding = Finding("code", "title", "change", "verify", evidence=evidence)
-    assert perfetto.finding_view(found, finding) == {
-        "ts": 1_000_000,
-        "dur": 300_000,
-        "visStart": 1_000_256,
-        "visEnd": 1_600_000,
-    }
+    view = {"ts": 1_000_000, "dur": 300_000, "visStart": 1_000_256, "visEnd": 1_600_000}
+    assert perfetto.finding_view(found, finding) == view
     assert perfetto.finding_view(found, Finding("code", "title", "change", "verify")) == {}
 
 

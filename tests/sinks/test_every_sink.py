@@ -94,11 +94,8 @@ def output(tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def written(sink: Sink, capture: Capture) -> dict[str, bytes]:
@@ -135,11 +132,8 @@ def test_a_config_file_lists_every_option_with_its_default(name: str) -> None:
     assert list(loaded) == [name]
     built = build("sink", name, loaded[name])
     options = dict(loaded[name])
-    assert (
-        options.pop("_target_")
-        == SHIPPED[name]
-        == f"{type(built).__module__}.{type(built).__name__}"
-    )
+    target = f"{type(built).__module__}.{type(built).__name__}"
+    assert options.pop("_target_") == SHIPPED[name] == target
     assert options == built.model_dump()
     assert list(options) == list(type(built).model_fields)
     assert "@package" not in text
@@ -156,11 +150,9 @@ def test_writes_in_folder(sink: Sink, kind: str, output: Path, tmp_path: Path, l
     window = {"first_step": 3, "last_step": 4, "steps": 2, "planned_steps": 9}
     cut = {"truncated": kind == "truncated", "reason": HOSTILE if hostile else "exception"}
     about = {"window": window | cut, "versions": {"torch": HOSTILE if hostile else "2.13.0"}}
+    folder = HOSTILE.replace("/", "") if hostile else "steps_3-4"
     capture = write_capture(
-        output,
-        events(f"{HOSTILE}\ud800" if hostile else "block"),
-        HOSTILE.replace("/", "") if hostile else "steps_3-4",
-        **about,
+        output, events(f"{HOSTILE}\ud800" if hostile else "block"), folder, **about
     )
     made = written(sink, capture)
     assert made
