@@ -81,7 +81,6 @@ class Training:
 
 def switched(name: str, value: str, its: Program) -> Callable[[], None]:
     change = CHANGES[name]
-    assert change.on is not None
     return change.on(its, value)
 
 
@@ -586,7 +585,6 @@ def _own_classes(monkeypatch: pytest.MonkeyPatch) -> None:
 def prepare(text: str) -> None:
     for name, value in parse(text):
         its = CHANGES[name].prepare
-        assert its is not None
         its(value)
 
 
@@ -787,7 +785,6 @@ def printed(code: str, **variables: str) -> str:
 
 def variables(name: str, value: str = "") -> dict[str, str]:
     its = CHANGES[name].environment
-    assert its is not None
     return {**its(value)}
 
 

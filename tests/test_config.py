@@ -124,7 +124,6 @@ def test_an_amount_of_seconds_may_be_any_above_zero(option: str) -> None:
 
 def test_timings_cost_least_unless_more_is_asked_for() -> None:
     timings = ProfilerConfig(timings={}).timings
-    assert timings is not None
     assert timings.model_dump() == {
         "every": 100,
         "device": True,

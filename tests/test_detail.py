@@ -40,7 +40,6 @@ def details(session: Session) -> dict[int, tuple[int, int] | None]:
             about["first_step"],
             about["steps"],
         )
-        assert each.folder is not None
         assert (each.folder / DETAIL_FILE).exists() == (about is not None)
         assert not [*each.folder.glob(".*")], "nothing is left of how it was made"
     return found
@@ -54,7 +53,6 @@ def test_the_steps_after_a_window_are_its_detail(tmp_path: Path) -> None:
     assert capture.steps.column("number") == [1, 2], "its steps are no steps of the window"
     assert capture.metadata["window"]["steps"] == 2
     folder = capture.folder
-    assert folder is not None
     second = Capture.load(folder / DETAIL_FILE)
     assert second.steps.column("number") == [3, 4]
     assert (second.events.shapes >= 0).any()
@@ -122,7 +120,6 @@ def test_error_loses_the_detail(tmp_path: Path, log: Log, monkeypatch: pytest.Mo
 def test_it_goes_with_the_trace(tmp_path: Path) -> None:
     sinks = {"chrome_trace": {"keep": False}}
     (capture,) = run_session(tmp_path, 7, work, **ONE, sinks=sinks).captures
-    assert capture.folder is not None
     assert not [*capture.folder.glob("*.json.gz")]
 
 
@@ -166,7 +163,6 @@ def test_memory_is_recorded_where_torch_can() -> None:
     def memory(activities: list[str], on_one_thread: bool, **options: Any) -> tuple[bool, bool]:
         config = as_config(active=1, detail=2, **options)
         found = detail_options(config, activities, 0, on_one_thread=on_one_thread)
-        assert found is not None
         assert found.record_shapes
         assert not found.with_stack
         return found.profile_memory, found.profile_all_threads

@@ -79,7 +79,6 @@ def recorded(folder: Path, each_step: Callable[[int], Any]) -> dict[str, Any]:
 def of(session: Session) -> dict[str, Any]:
     """The environment of the only capture, as a reader of its folder sees it."""
     (capture,) = session.captures
-    assert capture.folder is not None
     loaded = Capture.load(capture.folder)
     assert loaded.about.environment is not None
     found: dict[str, Any] = loaded.metadata["environment"]
@@ -607,7 +606,6 @@ def test_the_number_of_loaders_is_bounded() -> None:
 def test_the_written_key_has_the_types_that_readers_expect(tmp_path: Path) -> None:
     written = recorded(tmp_path, nothing)
     struct = typed({"environment": written}).environment
-    assert struct is not None
     assert sorted(written) == sorted(struct.__struct_fields__)
     for key in ("threads", "garbage_collection"):
         assert list(written[key]) == list(getattr(struct, key).__struct_fields__)

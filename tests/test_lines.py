@@ -272,7 +272,6 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Capture:
     a = torch.ones(400, 400)
     with Session(lines=True, wait=1, active=2, sinks={}, output_dir=folder) as session:
         sampler = session._loop.run.lines  # type: ignore[union-attr]
-        assert sampler is not None
         while sum(sampler._counts.values()) < 50 or not session.captures:
             multiply(a)
             session.step()
@@ -455,7 +454,6 @@ def test_a_debugger_that_begins_meanwhile_keeps_its_frames() -> None:
     debugger = bdb.Bdb()
     try:
         debugger.set_trace()
-        assert end is not None
         end()
         assert sys._getframe().f_trace == debugger.trace_dispatch
     finally:
@@ -495,7 +493,6 @@ def test_the_tracing_is_not_compiled() -> None:
     noted: list[NotedLine] = []
     end = trace_lines(noted, lambda file: Path(file).name == HERE)
     double(torch.ones(2))
-    assert end is not None
     end()
     assert counters["frames"]["total"] == 1
     assert trace_lines(noted, bool) is None

@@ -33,7 +33,6 @@ def runs(tmp_path: Path) -> list[Capture]:
     for age, (run, name) in enumerate([("a", "steps_1-2"), ("b", "steps_1-2"), ("b", "steps_5-6")]):
         (tmp_path / run).mkdir(exist_ok=True)
         capture = write_capture(tmp_path / run, [*steps(), annotation("net", 0, 40)], name)
-        assert capture.folder is not None
         os.utime(capture.folder / "capture.json", (age, age))
         found.append(capture)
     return found
@@ -109,14 +108,11 @@ def test_parts_of_a_window_are_one_row(tmp_path: Path, listed: Listed, command: 
 
 def test_without_verdicts_no_trace_is_read(runs: list[Capture], listed: Listed) -> None:
     for capture in runs:
-        assert capture.trace_path is not None
         capture.trace_path.write_text("no trace")
     assert {row["verdict"] for row in listed("--no-verdict")} == {None}
 
 
 def test_unreadable_capture_is_listed_with_reason(runs: list[Capture], listed: Listed) -> None:
-    assert runs[0].folder is not None
-    assert runs[1].trace_path is not None
     (runs[0].folder / "capture.json").write_text("{")
     runs[1].trace_path.write_text("no trace")
     by_place = {(Path(row["run"]).name, row["name"]): row["verdict"] for row in listed()}
@@ -126,7 +122,6 @@ def test_unreadable_capture_is_listed_with_reason(runs: list[Capture], listed: L
 
 
 def test_capture_without_trace(runs: list[Capture], listed: Listed, command: Command) -> None:
-    assert runs[2].trace_path is not None
     runs[2].trace_path.unlink()
     newest = listed()[0]
     text = f"The capture {runs[2].folder} holds no trace: there is no trace.json.gz in it. "

@@ -76,7 +76,6 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Training:
 @pytest.fixture
 def copied(training: Training, tmp_path: Path) -> Path:
     """A copy of the capture's folder, to write into."""
-    assert training.capture.folder is not None
     return Path(shutil.copytree(training.capture.folder, tmp_path / "copied"))
 
 
@@ -110,7 +109,6 @@ def test_all_categories_together_change_as_the_trace_says(training: Training) ->
 
 def test_both_files_are_torchs_and_tell_the_same(tmp_path: Path, training: Training) -> None:
     capture = training.capture
-    assert capture.folder is not None
     for form, suffix in (("", ".json"), ("_raw", ".raw.json")):
         export = getattr(training.torchs, f"export_memory_timeline{form}")
         export(str(tmp_path / f"torchs{suffix}"), "cpu")
@@ -149,7 +147,6 @@ def test_unclassified(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch)
     assert capture.categories == []
     assert len(capture.memory_categories) == 0
     assert len(capture.memory_devices) == 1
-    assert capture.folder is not None
     assert [*capture.folder.glob("*categories*"), *capture.folder.glob(".*")] == []
 
 
@@ -180,7 +177,6 @@ def test_page_and_show(
 def by_hand(folder: Path, content: Any, device: str = "cuda-0") -> Capture:
     events = [step(3, 0, 1000), span("aten::mm", 100, 300)]
     capture = write_capture(folder, events, base_ns=1_000_000_000)
-    assert capture.folder is not None
     (capture.folder / f"memory_categories_{device}.json").write_text(json.dumps(content))
     return capture
 
@@ -226,7 +222,6 @@ def test_files_with_something_else_are_named(tmp_path: Path, content: Any) -> No
 
 def test_no_link_is_followed(tmp_path: Path) -> None:
     capture = by_hand(tmp_path, [[1], [[0] * 9]])
-    assert capture.folder is not None
     file = capture.folder / "memory_categories_cuda-0.json"
     file.rename(tmp_path / "elsewhere.json")
     file.symlink_to(tmp_path / "elsewhere.json")
@@ -236,7 +231,6 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
 
 def test_a_page_of_a_capture_without_them_has_none(tmp_path: Path) -> None:
     capture, *_ = recorded(tmp_path, memory_categories=False, profile_memory=True)
-    assert capture.folder is not None
     assert by_category(capture.folder) == []
     assert [*capture.folder.glob("memory_categories*")] == []
 
@@ -257,7 +251,6 @@ def test_a_window_in_which_nothing_is_allocated_tells_what_it_uses(tmp_path: Pat
 
 def test_files_of_other_names_are_left_alone(tmp_path: Path) -> None:
     capture = by_hand(tmp_path, [[1, 2], [[0] * 9] * 2])
-    assert capture.folder is not None
     for name in ("cpu.raw.json", "cuda:0.json", "cpu\n.json", "..json", "copy of cpu.json"):
         (capture.folder / f"memory_categories_{name}").write_text("[[1, 2]]")
     assert [found.device for found in capture.categories] == ["cuda:0"]

@@ -40,7 +40,6 @@ def test_the_slowest_of_three_parts_sizes_the_next() -> None:
     for per_step_ms in (20, 4, 8, 8, 8, 8):
         steps = first - parts.current.first
         following = parts.go_on(first, per_step_ms * steps * MS)
-        assert following is not None
         assert following.warmup_from == following.first == first
         first = (following.last or 0) + 1
         sizes.append(first - following.first)

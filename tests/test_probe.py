@@ -25,7 +25,6 @@ needs_types = pytest.mark.skipif(
 
 
 def categories(capture: Capture) -> Counter[str]:
-    assert capture.trace_path is not None
     with gzip.open(capture.trace_path) as file:
         return Counter(event["cat"] for event in json.load(file)["traceEvents"] if "cat" in event)
 

@@ -374,7 +374,6 @@ def test_requests_to_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert counted.requests == {"compare_set": 3, "add": 3, "check": 3}
     end_of_thread("instrument-ranks")
     counted.requests.clear()
-    assert announcements is not None
     assert [*announcements.new()] == []
     assert counted.requests == {"check": 1}
 
@@ -391,7 +390,6 @@ def test_poll_store_rarely(store: Any, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(watching, "uniform", highest)
     monkeypatch.setattr(watching, "POLL_SECONDS", 0.5)
     monkeypatch.setattr(rank.watch, "exchange", lambda: exchanges.append(len(waits)))
-    assert rank.watch._announcements is not None
     rank.watch._announcements.exchange_s = 10
     waits, exchanges, polls, now = [], [], [], [0.0]
     monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -430,7 +428,6 @@ def test_also_slow_polls_leave_time_to_read_an_announcement(
     monkeypatch.setattr(watching, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(rank.watch, "exchange", lambda: exchanges.append(now[0]))
     monkeypatch.setattr(rank.watch._over, "wait", spend)
-    assert rank.watch._announcements is not None
     rank.watch._announcements.exchange_s = 10
     rank.watch._poll([watching._ActiveTrigger("file", TriggerCallbacks(poll=spend), 0, None)])
     # steps_ahead allows two polls more

@@ -45,7 +45,6 @@ def train_step(net: nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 def events(capture: Capture) -> list[dict[str, Any]]:
-    assert capture.folder is not None
     with gzip.open(capture.folder / "trace.json.gz") as file:
         return [e for e in json.load(file)["traceEvents"] if e.get("cat") == "user_annotation"]
 
@@ -848,7 +847,6 @@ def test_memory_snapshot_of_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyP
     recorded = window.stop()
     assert window.stop() is None
     assert done[1:] == ["snapshot", {"enabled": None}]
-    assert recorded is not None
     recorded.save(tmp_path / "trace.json")
     assert pickle.loads((tmp_path / "memory_snapshot.pickle").read_bytes()) == {"segments": [7]}
 

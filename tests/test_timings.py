@@ -71,7 +71,6 @@ def lines(tmp_path: Path) -> list[dict[str, Any]]:
 
 def figures(session: Session) -> dict[str, tuple[int, int, int]]:
     """The calls, mean and longest duration of each range."""
-    assert session.timings is not None
     return {row.name: (row.calls, row.mean_ns, row.max_ns) for row in session.timings.table()}
 
 
@@ -312,7 +311,6 @@ def test_a_line_every_n_steps_and_one_for_the_rest(tmp_path: Path, clock: Clock,
     (line,) = [line for line in log.at("INFO") if line.startswith(begins)]
     assert "submodules" not in line
     table, heading = read_timings(tmp_path / "timings_rank0.jsonl")
-    assert session.timings is not None
     assert list(table) == list(session.timings.table())
     assert heading[0].startswith("timings_rank0: up to step 9, written 20")
     assert repr(table) in "\n".join(log.at("INFO"))

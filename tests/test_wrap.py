@@ -198,7 +198,6 @@ def test_an_autograd_function_has_a_forward_and_a_backward(tmp_path: Path) -> No
     with recorded(tmp_path) as seen:
         marked.apply(x).sum().backward()
     assert seen.names == ["square.forward", "square.backward"]
-    assert x.grad is not None
     assert x.grad.item() == 6.0
     with recorded(tmp_path) as again:
         Square.apply(x)
@@ -794,7 +793,6 @@ def test_an_autograd_function_with_vjp_and_a_module_with_a_static_forward(tmp_pa
     with recorded(tmp_path) as seen:
         Cube.apply(Static()(x)).backward()
     assert seen.names == ["static", "cube.forward", "cube.backward"]
-    assert x.grad is not None
     assert x.grad.item() == 27.0
 
 

@@ -29,7 +29,6 @@ def test_a_window_comes_with_the_allocators_own_history(tmp_path: Path) -> None:
             kept.append(torch.empty(BYTES, dtype=torch.uint8, device="cuda"))
         session.step()
     (capture,) = session.captures
-    assert capture.folder is not None
     snapshot = pickle.loads((capture.folder / "memory_snapshot.pickle").read_bytes())
     history = [event for device in snapshot["device_traces"] for event in device]
     assert [event["action"] for event in history if event["size"] == BYTES] == ["alloc"]
