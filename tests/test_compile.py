@@ -89,10 +89,8 @@ def test_one_graph_before_during_and_after_a_window(tmp_path: Path, backend: str
     assert {(row.name, row.region) for row in capture.compiled_ranges} == {
         (name, "0/0") for name in ("marked", "block", "layer {self.index}")
     }
-    assert (
-        "Ranges inside compiled region 0/0, not timed: layer {self.index}, marked, block"
-        in render(capture)
-    )
+    sentence = "Ranges inside compiled region 0/0, not timed: layer {self.index}, marked, block"
+    assert sentence in render(capture)
     assert capture.metadata["graphs_compiled"] == 0
 
 

@@ -270,10 +270,8 @@ def test_a_run_that_ends_before_its_time_does_not_wait_for_torch(tmp_path: Path,
     with pytest.raises(ZeroDivisionError), session:
         torch.ones(1 // len(session.captures))
     assert session.captures[0].categories == []
-    assert (
-        "The window is saved without memory categories, because the process is ending."
-        in log.at("WARNING")
-    )
+    sentence = "The window is saved without memory categories, because the process is ending."
+    assert sentence in log.at("WARNING")
 
 
 def test_torch_without_them(tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,10 +121,8 @@ def test_profiler_within_a_window_truncates_it(tmp_path: Path, log: Log) -> None
             session.step()
     assert multiplications(own) == 1
     assert steps_in(session) == [([0], [0]), ([4, 5, 6, 7], [4, 5, 6, 7])]
-    assert (
-        "ended early, after 1 of 4 steps (the program started another profiler)"
-        in log.at("WARNING")[0]
-    )
+    sentence = "ended early, after 1 of 4 steps (the program started another profiler)"
+    assert sentence in log.at("WARNING")[0]
 
 
 def test_no_window_beside_another_profiler(tmp_path: Path, log: Log) -> None:

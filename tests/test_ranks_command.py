@@ -123,10 +123,8 @@ def test_newest_window_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert main(["ranks", str(tmp_path), "--window", name]) == 0
         out, err = capsys.readouterr()
         assert err == ""
-    assert (
-        "No rank is a straggler.\n\nThe ranks' clocks cannot be compared: the ranks have no collective in common.\n"
-        in out
-    )
+    sentence = "No rank is a straggler.\n\nThe ranks' clocks cannot be compared: the ranks have no collective in common.\n"
+    assert sentence in out
 
 
 def test_its_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

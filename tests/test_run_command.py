@@ -986,10 +986,8 @@ def test_a_new_interpreter(tmp_path: Path, named: list[str]) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert (plain.returncode, plain.stderr) == (7, "")
     assert (done.returncode, done.stdout) == (7, plain.stdout)
-    assert (
-        done.stderr.splitlines()[-1]
-        == f"The report page is {tmp_path}/profile/steps_000003-000007_rank0/report.html."
-    )
+    result = done.stderr.splitlines()[-1]
+    assert result == f"The report page is {tmp_path}/profile/steps_000003-000007_rank0/report.html."
 
 
 # Modules that we or packages of ours import too, before the script, while it runs, or at its end.

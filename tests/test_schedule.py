@@ -205,10 +205,8 @@ def test_options_that_are_not_in_play_are_not_advised() -> None:
     config = ProfilerConfig(wait=1, warmup=2, active=1, repeat=2)
     first, second = planned(config)
     assert remedy(config, first) == "lower profiler.wait or profiler.warmup, or train longer"
-    assert (
-        remedy(config, second)
-        == "lower profiler.wait, profiler.warmup or profiler.repeat, or train longer"
-    )
+    found = remedy(config, second)
+    assert found == "lower profiler.wait, profiler.warmup or profiler.repeat, or train longer"
     assert remedy(config, Window(7, 8, 8, trigger="file")) == "train longer"
     assert remedy(ProfilerConfig(active=1), Window(0, 0, 0)) == "train longer"
 

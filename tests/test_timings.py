@@ -552,10 +552,8 @@ def test_a_folder_of_timings_alone_is_no_capture_and_the_error_says_what_reads_i
 
 def test_unreadable_timings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(tmp_path), "--timings"]) == 2
-    assert (
-        capsys.readouterr().err
-        == f"instrument: {tmp_path} holds no timings: record them with profiler=timings.\n"
-    )
+    found = capsys.readouterr().err
+    assert found == f"instrument: {tmp_path} holds no timings: record them with profiler=timings.\n"
     (tmp_path / "newer.jsonl").write_text('{"format": 2, "step": 1, "time": "now", "ranges": {}}\n')
     (tmp_path / "other.jsonl").write_text('{"a": 1}\n[2]\n\nnull\n"text"\n')
     for name, said in (

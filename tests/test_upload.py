@@ -257,10 +257,8 @@ def test_a_server_that_is_away_is_said_once_and_export_sends_later(
     assert command.main(["export", str(output / ALL[0]), "--upload-to", url]) == 2, (
         "the server is still away"
     )
-    assert (
-        f"1 of 1 captures could not be finished or sent. {ALL[0]}: Could not connect"
-        in capsys.readouterr().err
-    )
+    sentence = f"1 of 1 captures could not be finished or sent. {ALL[0]}: Could not connect"
+    assert sentence in capsys.readouterr().err
     server.start()
     assert command.main(["export", str(tmp_path), "--upload-to", url]) == 0
     assert sorted(capsys.readouterr().out.removeprefix("Sent ").rstrip(".\n").split(", ")) == [
@@ -834,7 +832,5 @@ def test_each_way_in_which_a_url_cannot_be_read_is_one_sentence(
     server.stop()
     assert "check that the server can be reached" in said("s3://nothing-in-it/run")
     assert command.main(["export", "s3://nothing-in-it/run"]) == 2
-    assert (
-        "is a URL, but only local folders can be finished: add --sink NAME"
-        in capsys.readouterr().err
-    )
+    sentence = "is a URL, but only local folders can be finished: add --sink NAME"
+    assert sentence in capsys.readouterr().err

@@ -201,10 +201,8 @@ def test_every_reader_takes_odd_names_and_an_unknown_rank(write: Write, tmp_path
     Parquet(dir=str(lake), run="other").write(write(steps(), rank=12), tmp_path)
     expected = {(run, None, "theirs"), ("other", 12, "steps_3-4")}
     keys = ["run", "rank", "window"]
-    assert (
-        set(ask(lake, """SELECT DISTINCT run, rank, "window" FROM 'lake/**/events.parquet'"""))
-        == expected
-    )
+    found = set(ask(lake, """SELECT DISTINCT run, rank, "window" FROM 'lake/**/events.parquet'"""))
+    assert found == expected
     arrow = dataset.dataset(lake, partitioning="hive").to_table(keys).to_pylist()
     assert {tuple(row.values()) for row in arrow} == expected
     frame = (

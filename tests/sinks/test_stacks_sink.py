@@ -79,7 +79,5 @@ def test_what_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
 def test_a_wrong_metric() -> None:
     with pytest.raises(ConfigError) as error:
         Stacks(metric="devcie")
-    assert (
-        str(error.value)
-        == "The stacks sink's option 'metric' cannot be 'devcie'; did you mean 'device'?"
-    )
+    found = str(error.value)
+    assert found == "The stacks sink's option 'metric' cannot be 'devcie'; did you mean 'device'?"
