@@ -120,6 +120,16 @@ def test_a_frame_is_the_users_or_a_librarys(tmp_path: Path) -> None:
     assert not any(Path(file).is_absolute() for file, _ in kinds)
 
 
+def test_what_torch_has_generated_is_a_librarys(tmp_path: Path) -> None:
+    name = f"/cache/gk/cgk{'a2' * 24}z.py"
+    namespace: dict[str, Any] = {}
+    exec(compile("def call(function, *given): function(*given)", name, "exec"), namespace)
+    each = sampler(tmp_path, TRAIN)
+    namespace["call"](sampled_here, each)
+    kinds = {function: kind for kind, _, _, function in written(each, tmp_path)["frames"]}
+    assert kinds["call"] == "library"
+
+
 def test_any_place_of_imports_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, Path("/nowhere"), None])
     gone = tmp_path / "gone"

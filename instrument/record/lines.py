@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 import sysconfig
 import time
@@ -72,6 +73,8 @@ _AROUND_USERS = ("calls.py", "script.py", "session.py", "unedited.py", "worker_l
 _LIBRARIES = tuple(
     sorted({f"{sysconfig.get_paths()[name]}{os.sep}" for name in ("stdlib", "purelib", "platlib")})
 )
+# A file that torch's Inductor has generated, in whatever folder its cache is.
+_GENERATED = re.compile(r"[/\\](..)[/\\]c\1[a-z2-7]{49}\.py$")
 
 # The codes of the frames, the innermost first, and after them the instruction of each.
 Stack = tuple[int, ...]
@@ -428,6 +431,7 @@ def _file(path: str) -> tuple[str, str]:
         is_recording = room in ("record", "export") and file not in _AROUND_USERS
         return "recording" if is_recording else "own", path
     is_library = path.startswith((*_LIBRARIES, "<frozen")) or "-packages" + os.sep in path
+    is_library = is_library or _GENERATED.search(path) is not None
     places: list[object] = [*sys.path]  # which may hold anything
     with suppress(OSError):  # the current folder was removed
         places.append(Path.cwd())
