@@ -4,6 +4,9 @@ A script runs as `python FILE`, `python -m MODULE` or `python -c CODE` runs it, 
 exit handlers and exit status, and can be sent signals. What this cannot show is that a script loads what it needs in a
 bare interpreter: that is left to processes started in the ordinary way. A script that runs for ten minutes is
 aborted, and prints the stacks of all its threads.
+
+`multiprocessing`'s forkserver starts a script as fast (0.18 s where this takes 0.21), but serves one process: each of
+xdist's would load its own, 4.4 s of a CPU and 370 MB, and so would each script that starts an exporter.
 """
 
 from __future__ import annotations
