@@ -552,6 +552,100 @@ class TestRealTraces:
         assert {*of_work(real_traces.load(name), "layer")} == {None}
 
 
+# What CUDA calls the kernels of operators that a training step calls on the CPU.
+KERNELS = {
+    "aten::native_layer_norm": "vectorized_layer_norm_kernel",
+    "aten::native_layer_norm_backward": "layer_norm_grad_input_kernel",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "flash_fwd_kernel",
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": "flash_bwd_dq_dk_dv_kernel",
+    "aten::gelu": "GeluCUDAKernelImpl",
+    "aten::gelu_backward": "GeluBackwardCUDAKernelImpl",
+    "aten::add": "vectorized_elementwise_kernel<add>",
+    "aten::add_": "vectorized_elementwise_kernel<add>",
+    "aten::mul_": "vectorized_elementwise_kernel<mul>",
+    "aten::copy_": "direct_copy_kernel",
+    "aten::sum": "reduce_kernel<sum>",
+    "aten::mm": GEMM.format(64),
+    "aten::addmm": GEMM.format(128),
+}
+
+
+def trained(recomputes: bool, path: Path) -> list[Event]:
+    """Two training steps of six blocks that torch recorded on the CPU, with a kernel for each operator."""
+    torch = pytest.importorskip("torch")
+
+    class Block(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            norms = (torch.nn.LayerNorm(16) for _ in range(2))
+            self.before, self.between = norms
+            self.qkv, self.out, self.up, self.down = (
+                torch.nn.Linear(*size) for size in ((16, 48), (16, 16), (16, 64), (64, 16))
+            )
+
+        def forward(self, x: Any) -> Any:
+            heads = self.qkv(self.before(x)).view(2, 8, 3, 2, 8).permute(2, 0, 3, 1, 4)
+            mixed = torch.nn.functional.scaled_dot_product_attention(*heads)
+            x = x + self.out(mixed.transpose(1, 2).reshape(2, 8, 16))
+            return x + self.down(torch.nn.functional.gelu(self.up(self.between(x))))
+
+    class Model(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(Block() for _ in range(COUNT))
+
+        def forward(self, x: Any) -> Any:
+            for block in self.blocks:
+                again = torch.utils.checkpoint.checkpoint
+                x = again(block, x, use_reentrant=False) if recomputes else block(x)
+            return x
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=False)
+    with torch.profiler.profile(record_shapes=True, with_stack=True) as recorded:
+        for _ in range(2):
+            model(torch.ones(2, 8, 16)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    recorded.export_chrome_trace(str(path))
+    events = [each for each in json.loads(path.read_text())["traceEvents"] if each["ph"] == "X"]
+    operators = [each for each in events if each["cat"] == "cpu_op" and each["name"] in KERNELS]
+    end = max(each["ts"] + each["dur"] for each in events)
+    until, number = dict[Any, float](), 0
+    for each in sorted(operators, key=lambda each: (each["ts"], -each["dur"])):
+        if each["ts"] < until.get(each["tid"], 0):
+            continue  # inside another one
+        until[each["tid"]] = each["ts"] + each["dur"]
+        number, name = number + 1, KERNELS[each["name"]]
+        lasts = 30 if name.startswith("sm90") else 10 if name.startswith("flash") else 2
+        launch = call("cudaLaunchKernel", 0, 1, number)
+        time = {"ts": each["ts"] + each["dur"] * 0.4, "dur": each["dur"] * 0.2}
+        events.append(launch | time | {"pid": each["pid"], "tid": each["tid"]})
+        events.append(kernel(name, end + 50 * number, lasts, correlation=number))
+    return events
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_backward_layers_of_training_have_the_layers_of_their_forward(
+    recomputes: bool, tmp_path: Path
+) -> None:
+    """The order is that of torch's autograd; the truth comes from modules and sequence numbers."""
+    events = trained(recomputes, tmp_path / "recorded.json")
+    rows = capture(tmp_path / "all", events).facts.events(
+        "kind", "start_ns", "layer", "evidence", "pass", "duration_ns"
+    )
+    rows = rows.filter(rows["kind"] == "kernel").sort("start_ns")
+    assert {*rows["evidence"]} == {"recorded"}
+    found = of_work(capture(tmp_path / "graph", in_one_graph(events)), "layer")
+    right, whole = Counter[Any](), Counter[Any]()
+    for layer, real, of, ns in zip(found, rows["layer"], rows["pass"], rows["duration_ns"]):
+        expected = real and real.startswith("Block") and real.replace("Block_", "layer ")
+        right[of] += ns * (layer == (expected or None))
+        whole[of] += ns
+    assert whole["backward"] > 0.5 * whole.total()
+    assert min(right[of] / whole[of] for of in whole if of != "optimizer") > 0.95
+
+
 class Model(NamedTuple):
     """The kernels of a real trace in order, with their durations and layers; -1 outside of layers."""
 

@@ -145,8 +145,11 @@ def blocks(name: Ints, kinds: Kinds, weight: Ints, part: Ints) -> Blocks:
         if alike < _LEAST:
             continue
         # A backward pass has the kind of the forward pass with as many layers.
-        same = (k for k, old in enumerate(found) if new.is_backward and old.most == new.most)
-        kind[inside], agreement[inside] = next(same, len(found)), alike
+        same = [k for k, old in enumerate(found) if new.is_backward and old.most == new.most]
+        if not same and (kinds.attention & ~kinds.backward)[name[inside]].any():
+            # A pipeline runs the forward of one batch beside the backward of another.
+            new = new._replace(is_backward=False)
+        kind[inside], agreement[inside] = [*same, len(found)][0], alike
         for bounds in new.passes:
             each = slice(bounds[0], bounds[-1])
             layer[each] = np.repeat(_numbers(bounds, new), np.diff(bounds))
@@ -261,8 +264,9 @@ def _first(a: int, b: int, p: int, name: Ints, kinds: Kinds, weight: Ints) -> tu
     Before and after the layers there are kernels that look like parts of one. So a layer begins
     with the first normalisation after the heaviest product that is not beside attention, as the
     feed-forward part is; and a layer of a backward pass ends with the first one after attention and
-    a product. Without these kernels, or with both passes in one block, a layer begins with the
-    stretch, or its first normalisation if a part of a layer is left over.
+    a product. Without these kernels, or with both passes in one block, as where activations are
+    recomputed, a layer begins with the stretch, or its first normalisation if a part of a layer is
+    left over.
     """
     middle = a + p * ((b - a) // p // 2 - 1)
     block = name[middle + np.arange(p)]
@@ -286,7 +290,7 @@ def _first(a: int, b: int, p: int, name: Ints, kinds: Kinds, weight: Ints) -> tu
         if len(norms):
             return middle + int(order[(norms[0] + int(ends)) % p]), bool(ends)
     spare = np.flatnonzero(kinds.norm[name[a : a + (b - a) % p + 1]])
-    return middle + int(next(iter(spare), 0)), bool(is_backward.mean() > 0.1)
+    return middle + int(next(iter(spare), 0)), bool(ends or is_backward.mean() > 0.1)
 
 
 def _bounds(a: int, b: int, template: Ints, token: Ints) -> Ints:
