@@ -436,33 +436,22 @@ def test_bandwidth_of_chosen_collectives(tmp_path) -> None:
     assert found.bandwidth(2, positions=sent[:0]).saving_ns == 0
 
 
-def test_without_late_ranks_a_collective_takes_its_transfer_time(tmp_path) -> None:
+def late_after_the_first(k: int, at: float) -> list[Event]:
     """All-reduces of 200 and, in the steps that count, 500 µs move as much: 300 µs are a wait."""
+    lasts = 200 if k == 0 else 500
+    reduce = launched(REDUCES, at + 10, at + 20, lasts, 2 * k + 1)
+    return [*reduce, call("cudaDeviceSynchronize", at + 30, lasts, 100 + k)]
 
-    def body(k: int, at: float) -> list[Event]:
-        lasts = 200 if k == 0 else 500
-        return [
-            *launched(REDUCES, at + 10, at + 20, lasts, 2 * k + 1),
-            call("cudaDeviceSynchronize", at + 30, lasts, 100 + k),
-        ]
 
-    found = whatif(tmp_path, repeated(1000, body)).no_late_ranks()
+def test_without_late_ranks_a_collective_takes_its_transfer_time(tmp_path) -> None:
+    found = whatif(tmp_path, repeated(1000, late_after_the_first)).no_late_ranks()
     assert (found.low_ns, found.saving_ns) == (0, 300_000)
     with pytest.raises(CaptureError, match="no communication"):
         whatif(tmp_path, repeated(1000, on_cpu)).no_late_ranks()
 
 
 def test_bandwidth_leaves_the_wait_for_other_ranks(tmp_path) -> None:
-    """All-reduces of 200 and 500 µs move as much: 300 µs of the second are a wait."""
-
-    def body(k: int, at: float) -> list[Event]:
-        lasts = 200 if k == 0 else 500
-        return [
-            *launched(REDUCES, at + 10, at + 20, lasts, 2 * k + 1),
-            call("cudaDeviceSynchronize", at + 30, lasts, 100 + k),
-        ]
-
-    found = whatif(tmp_path, repeated(1000, body))
+    found = whatif(tmp_path, repeated(1000, late_after_the_first))
     assert found.bandwidth(4).saving_ns == 150_000
     with pytest.raises(CaptureError, match="no communication"):
         whatif(tmp_path, repeated(1000, on_cpu)).bandwidth(2)
