@@ -140,9 +140,8 @@ def command(line: str) -> None:
     print(f"\n$ {line}", flush=True)
     wanted = int(named[1]) if (named := re.search(r"# exit status (\d+)$", line)) else 0
     words = _words(os.path.expandvars(line))
-    starts_again = (
-        "--with" in words
-    )  # `instrument run` replaces its process, here that of the server
+    # `instrument run` replaces its process, here that of the server
+    starts_again = "--with" in words
     if words[:2] == ["instrument", "run"] and not starts_again:
         words = ["python", "-m", *words]
     if words[0] == "python" and not _OF_A_SHELL.intersection(words):

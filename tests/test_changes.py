@@ -598,11 +598,7 @@ def test_loaders_are_built_with_other_arguments() -> None:
     data = TensorDataset(torch.arange(8))
     prepare("workers=2")
     loader = DataLoader(data, 2)
-    settings = (
-        loader.batch_size,
-        loader.num_workers,
-        loader.persistent_workers,
-    )
+    settings = (loader.batch_size, loader.num_workers, loader.persistent_workers)
     assert settings == (2, 2, True)
     assert [each[0].tolist() for each in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     stream = DataLoader(Counting(), batch_size=2)

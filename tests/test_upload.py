@@ -471,10 +471,7 @@ def test_where_training_fails_uploads_are_not_waited_for(
     with monkeypatch.context() as patch:
         patch.setattr(upload, "send", send_through_the_gate)
         given = {"output_dir": here, "upload_to": url, "export_timeout_s": 10_000}
-        with (
-            suppress(ZeroDivisionError),
-            Session(active=1, export="inline", **given) as session,
-        ):
+        with suppress(ZeroDivisionError), Session(active=1, export="inline", **given) as session:
             session.step()
             assert reached.wait()
             1 / 0  # noqa: B018
