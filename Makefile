@@ -74,7 +74,7 @@ lint: $(VENV)/.installed-dev
 	    else echo "The code in C is not compiled, because there is no C compiler."; fi
 
 docs: $(VENV)/.installed-dev
-	@if [ -x $(BIN)/zensical ]; then $(ZENSICAL) && echo "The documentation is in site/: open site/index.html. Its search needs a server: $(PYTHON) -m http.server -d site"; \
+	@if [ -x $(BIN)/zensical ]; then $(ZENSICAL) && $(BIN)/python docs/twins.py site && echo "The documentation is in site/: open site/index.html. Its search needs a server: $(PYTHON) -m http.server -d site"; \
 	    else echo "The documentation is not built, because Zensical cannot be installed here."; fi
 
 check: lint docs test

@@ -207,6 +207,19 @@ def test_every_page_can_be_found() -> None:
     )
 
 
+def test_every_page_has_a_twin_for_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS)
+    importlib.import_module("twins").main(tmp_path)
+    listed = re.findall(
+        r"^- \[.+?\]\(([\w/-]+\.md)\): .", (tmp_path / "llms.txt").read_text(), re.M
+    )
+    assert sorted(listed) == sorted(
+        path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")
+    )
+    for page in listed:
+        assert (tmp_path / page).read_text("utf-8") == PAGES[f"docs/{page}"]
+
+
 def test_links_of_the_readme_lead_somewhere() -> None:
     """Those of the pages in docs/ are looked at by `zensical build --strict`."""
     for page in ("README.md", "CONTRIBUTING.md"):
