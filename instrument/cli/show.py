@@ -161,7 +161,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         found = capture.kernels_by_layer() if by_layer else getattr(capture, view)
         parts.append(view_part(view, found, rows=shown, **options))
         if view == "layers" and (known := layer_evidence(capture)) is not None:
-            parts.append(wrapped(f"{known} {known.late_start}"))
+            parts.append(wrapped(f"{known}"))
     return [*first, *parts, *missing_part(capture, chosen)]
 
 

@@ -402,7 +402,6 @@ class TestView:
         )
         assert known is not None
         assert "synchronise before the window begins" in known.remedy
-        assert known.late_start.startswith("50 % of the device time has no launch")
 
     def test_coverage_of_recorded_layers_says_nothing(self, trace: Capture) -> None:
         (row,) = trace.coverage.where(name="device time with a layer")

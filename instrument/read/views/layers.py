@@ -98,12 +98,10 @@ class LayerEvidence(NamedTuple):
     Attributes:
         shares: by each of `EVIDENCE` that has time.
         remedy: what to record, for names of all layers; "" if at least 95 % is recorded.
-        late_start: a sentence on work whose launch is not in the trace; "" if there is little.
     """
 
     shares: dict[str, float]
     remedy: str
-    late_start: str
 
     @property
     def is_partial(self) -> bool:
@@ -127,7 +125,6 @@ def _layer_evidence(capture: Views) -> LayerEvidence | None:
     by_kind = np.bincount(of, work.duration_ns, minlength=len(EVIDENCE)) / work.duration_ns.sum()
     shares = {name: share for name, share in zip(EVIDENCE, by_kind.tolist()) if share}
     early = float(work.duration_ns[work.launch < 0].sum() / work.duration_ns.sum())
-    is_late = _MANY < early < 1 - _MANY  # else the trace shows no launches
     if by_kind[RECORDED] > 1 - _MANY:
         remedy = ""
     elif replayed(capture.events, work.event, work.call).any():
@@ -135,12 +132,11 @@ def _layer_evidence(capture: Views) -> LayerEvidence | None:
             "To name them, record once without CUDA graphs, with model=… or with_stack=true, and "
             "give that trace with --like."
         )
-    elif is_late and 2 * early > 1 - by_kind[RECORDED]:
-        remedy = "To record more of them, synchronise before the window begins."
+    elif max(_MANY, 0.5 * (1 - by_kind[RECORDED])) < early < 1 - _MANY:  # above, no launches
+        remedy = (
+            "Work from before the recording counts, so some layers run once more than others: "
+            "synchronise before the window begins."
+        )
     else:
         remedy = "To name them, give the session the model (model=…), or record with_stack=true."
-    late = (
-        f"{percent(early)} of the device time has no launch in the trace, mostly because it was "
-        "launched before the recording began: some layers have run once more than others."
-    )
-    return LayerEvidence(shares, remedy, late if is_late else "")
+    return LayerEvidence(shares, remedy)
