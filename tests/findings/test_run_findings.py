@@ -536,7 +536,7 @@ def test_threads_that_wait_for_each_other_explain_why_the_cpus_are_busy(tmp_path
     (thread,) = THREADS["threads that wait for each other"].findings(tmp_path / "threads")
     assert thread.share is not None
     assert rest.share == pytest.approx(0.5 * (1 - thread.share))
-    assert "beside what thread-oversubscription explains" in rest.title
+    assert "the part that thread-oversubscription explains" in rest.title
     (alone,) = busy("alone", waiting_operators(), intra_op=1, cpu_wait=WAITING)
     assert alone.share == 0.5
     (many,) = busy("too many", LONG, local_ranks=4, cpu_wait=WAITING)

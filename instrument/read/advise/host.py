@@ -188,7 +188,7 @@ def busy_cpus(capture: Views) -> Iterator[Problem]:
     share = wait.share * (1.0 if waits is None else 1 - waits.share)
     waited = duration(round(share * (wait.window_ns or 0)))
     yield Problem(
-        ", beside what thread-oversubscription explains" if waits else "",
+        " (without the part that thread-oversubscription explains)" if waits else "",
         share=share,
         change="Stop other programs on this machine, or give this job more CPUs (a larger "
         "quota) or fewer threads and processes. Then record again: the thread waited "
