@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -478,6 +479,18 @@ def test_a_run_knows_in_which_type_models_are_called() -> None:
     with torch.autocast("cpu", torch.float16):
         watch._ends_step("forward", nn.Linear(2, 2))
     assert program_of(watch).autocast == torch.float16
+
+
+def test_a_run_knows_a_loader_without_a_name_while_it_is_read() -> None:
+    watch, data = Watch(ProfilerConfig()), TensorDataset(torch.zeros(8))
+    batches = watch._noticing_loader(DataLoader.__iter__)(DataLoader(data, 2))
+    watch._loader = None  # as once the session knows it
+    assert [each.batch_size for each in program_of(watch).loaders if each.dataset is data] == [2]
+    del batches
+    assert not [each for each in program_of(watch).loaders if each.dataset is data]
+    lasting, iterator = DataLoader(data, num_workers=1, persistent_workers=True), SimpleNamespace()
+    watch._noticing_loader(lambda _: iterator)(lasting)
+    assert not vars(iterator)  # which the loader holds
 
 
 def test_a_compiled_model_runs_as_before_when_it_is_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,7 +246,13 @@ class Watch:
     def _noticing_loader(self, iterate: Callable[..., Any]) -> Callable[..., Any]:
         def noticed(loader: Any) -> Any:
             self._loader = loader
-            return iterate(loader)
+            iterator = iterate(loader)
+            # A loader without a name, `for batch in DataLoader(…)`, stays while it is read, because
+            # `instrument try` looks for it. With persistent workers, this would be a circle.
+            with suppress(AttributeError):
+                if not loader.persistent_workers:
+                    iterator._instrument_loader = loader
+            return iterator
 
         return noticed
 
