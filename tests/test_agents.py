@@ -71,7 +71,7 @@ def test_the_server_answers_with_the_commands_output(tmp_path: Path, command: Co
     assert "opz is no view" in said
 
 
-@pytest.mark.parametrize("path", ["..", "/", "link", "https://example.org/trace.json"])
+@pytest.mark.parametrize("path", ["..", "/", "link", "a\0b", "https://example.org/trace.json"])
 def test_the_server_reads_nothing_outside_its_folder(path: str, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -81,12 +81,38 @@ def test_the_server_reads_nothing_outside_its_folder(path: str, tmp_path: Path) 
     assert "give a path in this folder" in said
 
 
-def test_a_change_is_no_option(tmp_path: Path) -> None:
-    (tmp_path / "train.py").touch()
-    call = {"script": "train.py", "changes": ["--output=/tmp/elsewhere"]}
-    ((failed, said),) = served(tmp_path, ("try", call))
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("--output=/tmp/elsewhere", "is an option"),
+        ("../outside.py", "is a file"),
+        ("../script", "is a file"),
+    ],
+)
+def test_a_change_is_no_option_and_no_script(change: str, why: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "train.py").touch()
+    for name in ("outside.py", "script"):
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    call = {"script": "train.py", "changes": [change], "minutes": 0.1}
+    ((failed, said),) = served(folder, ("try", call))
     assert failed
-    assert "is an option" in said
+    assert why in said
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_edited_script_is_tried_with_another_output(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    calls = [("try", {"script": "train.py", "minutes": 0.1, "output": o}) for o in ("a", "a", "b")]
+    served(tmp_path, calls[0])
+    script.write_text("pass")
+    (_, again), (_, anew) = served(tmp_path, *calls[1:])
+    assert "train.py has changed since" in again
+    assert "has ended before two steps" in anew
+    ((_, said),) = served(tmp_path, ("try", {"script": "train.py", "output": "../b"}))
+    assert "give a path in this folder" in said
 
 
 def test_the_server_runs_a_script(tmp_path: Path) -> None:

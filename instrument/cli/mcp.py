@@ -69,8 +69,8 @@ def server(folder: Path) -> MCPServer:
         ) from None
 
     def inside(path: str) -> str:
-        found = (folder / path).resolve()
-        if "://" in path or not found.is_relative_to(folder):
+        found = (folder / path.replace("\0", "")).resolve()
+        if "://" in path or "\0" in path or not found.is_relative_to(folder):
             raise _refused(f"{path} is not in {folder}: give a path in this folder.")
         return str(found)
 
@@ -131,6 +131,7 @@ def server(folder: Path) -> MCPServer:
         arguments: list[str] | None = None,
         changes: list[str] | None = None,
         minutes: float = 5,
+        output: str = "tried",
     ) -> str:
         """Measure changes that need no edit of a script, as JSON, with a certificate for each.
 
@@ -141,9 +142,10 @@ def server(folder: Path) -> MCPServer:
             arguments: the arguments of the script.
             changes: what to try, such as ["fused", "workers=2"]; by default all that fit.
             minutes: the longest time.
+            output: the folder for what is measured; a new one after an edit of the script.
         """
-        words = [_word(each) for each in changes or []]
-        budget = ["--budget", f"{round(minutes * 60)}s", "--output", str(folder / "tried")]
+        words = [_word(folder, each) for each in changes or []]
+        budget = ["--budget", f"{round(minutes * 60)}s", "--output", inside(output)]
         words = ["try", "--yes", "--json", *budget, *words]
         return await call(*words, "--", inside(script), *arguments or [])
 
@@ -185,9 +187,11 @@ def _refused(text: str) -> Exception:
     return refused
 
 
-def _word(text: str) -> str:
+def _word(folder: Path, text: str) -> str:
     if text.startswith("-"):
         raise _refused(f"{text} is an option: give the name of a change, such as fused.")
+    if text.endswith(".py") or (folder / text).exists():  # `instrument try` would run it
+        raise _refused(f"{text} is a file: give the name of a change, such as fused.")
     return text
 
 

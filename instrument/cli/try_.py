@@ -91,7 +91,7 @@ def split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def run(arguments: argparse.Namespace) -> str | Parts:
-    """Try the changes; return what was measured, as a table, JSON or Markdown."""
+    """Try the changes; return what was measured, as a table or JSON."""
     from instrument.read.compare.tries import Plan, try_changes
     from instrument.read.show.proof import markdown
     from instrument.read.show.tries import as_json, parts

@@ -257,6 +257,15 @@ def test_the_blocks_of_gc_freeze_have_full_collections_or_it_is_undecided(tried)
     )  # fmt: skip
 
 
+def test_gc_freeze_is_undecided_in_a_script_that_is_too_short_for_a_block(tried) -> None:
+    made = Made({"gc-freeze": 0.9}, steps=200)
+    made.steps_of_collection = 50
+    each = next(each for each in tried(made, "gc-freeze").tried if each.words == "gc-freeze")
+    assert each.result == "undecided"
+    assert each.why.startswith("the script ends before a block")
+    assert made.started == ["recorded", "", "gc-freeze"]
+
+
 def test_a_short_script_is_started_again_until_there_are_enough_blocks(tried) -> None:
     made = Made({"workers=2": 0.5}, steps=40)
     found = tried(made, "workers=2")

@@ -364,7 +364,7 @@ def _measure(plan: Plan, found: Tries, each: Tried, times: int = 1) -> None:
 
 def _compare(plan: Plan, found: Tries, each: Tried) -> None:
     """Run blocks until there is a verdict, and write the certificate."""
-    pair = Pair(plan.steps or _MOST_STEPS)
+    pair, collects = Pair(plan.steps or _MOST_STEPS), "gc-freeze" in each.name.split(",")
     try:
         while not _is_decided(pair.blocks):
             done = len(pair.blocks)
@@ -373,8 +373,13 @@ def _compare(plan: Plan, found: Tries, each: Tried) -> None:
                 plan.started("with", each.words) as changed,
                 suppress(ScriptEndedError),
             ):
-                _take_turns(plan, without, changed, pair, "gc-freeze" in each.name.split(","))
+                _take_turns(plan, without, changed, pair, collects)
             if len(pair.blocks) == done:
+                if collects:  # shorter blocks would be made as long again
+                    raise UndecidedError(
+                        "the script ends before a block whose runs have "
+                        f"{_COLLECTIONS} full collections of garbage"
+                    )
                 pair.most //= 3
             if not (pair.most and pair.work):
                 raise ScriptEndedError("The script has too few steps to be measured.")
