@@ -139,6 +139,12 @@ def test_tables_as_text_and_in_a_notebook(golden: Golden) -> None:
     golden("tables.txt", "\n".join(shown))
 
 
+def test_chosen_columns_without_values_and_none_at_all() -> None:
+    unknown = Table({"name": ["a"], "flops": [None]}).select(["flops"])
+    assert repr(unknown).splitlines()[-1] == "Columns without values: flops."
+    assert str(unknown.select([])).strip() == ""
+
+
 def on_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(columns))

@@ -109,7 +109,7 @@ def lines(section: Section, width: int | None, draws: bool = False) -> Iterator[
         yield Line([(name, _STRONG), (title[len(name) :], _FAINT)], is_row=False)
     columns = [_column(section, name, width, draws) for name in section.columns]
     kept = columns if section.chosen or width is None else _fitting(columns, width, section)
-    for number, block in enumerate(_blocks(kept, width) if section.chosen else [kept]):
+    for number, block in enumerate(_blocks(kept, width) if section.chosen and kept else [kept]):
         if number:
             yield Line([])
         _set_widths(block, width, draws)
