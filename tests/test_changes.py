@@ -186,7 +186,7 @@ def test_a_row_says_how_to_write_a_change_by_hand() -> None:
     assert json.loads(json.dumps(found)) == found
     loader = DataLoader(TensorDataset(torch.zeros(8)))
     row = rows(program(loaders=[loader]))["workers=1"]
-    assert row["by_hand"] == "DataLoader(..., num_workers=1, persistent_workers=1 > 0)"
+    assert row["by_hand"] == "DataLoader(..., num_workers=1, persistent_workers=True)"
     assert not row["switchable"]
 
 

@@ -100,7 +100,8 @@ class Change:
 
     def by_hand_with(self, value: str) -> str:
         """How to write it in the script with a value."""
-        return self.by_hand.replace("{value}", value or "default")
+        text = self.by_hand.replace("{value}", value or "default")
+        return text.replace(f"={value} > 0", f"={value != '0'}")
 
 
 def parse(text: str) -> list[tuple[str, str]]:
