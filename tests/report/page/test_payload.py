@@ -38,6 +38,7 @@ from instrument.read.capture import Capture
 from instrument.read.facts.idle import device_time
 from instrument.read.show.page.page import page, payload
 from instrument.read.show.page.parts import columns_of
+from instrument.read.show.page.ranges import ranges
 from instrument.read.show.page.redacted import redacted
 from instrument.read.views.table import Table
 
@@ -431,3 +432,26 @@ def test_the_card_of_the_utilization_leaves_out_the_first_step(tmp_path: Path) -
     shares = found.efficiency_steps.column("mfu")
     assert shares[0] == pytest.approx(shares[1] / 10)
     assert facts(sections(found)["verdict"])["MFU"][0] == percent(shares[1])
+
+
+def test_more_ranges_need_no_more_reads_of_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = []
+    column = Table.column
+
+    def counted(table: Table, name: str) -> list[Any]:
+        reads.append(name)
+        return column(table, name)
+
+    found = []
+    for count in (10, 100):
+        (folder := tmp_path / f"{count}").mkdir()
+        events = [annotation(f"range {k}", 10 * k, 9) for k in range(count)]
+        made_of = capture(folder, [step(3, 0, 10 * count), *events])
+        with monkeypatch.context() as patched:
+            patched.setattr(Table, "column", counted)
+            reads.clear()
+            ranges(made_of)
+            found.append(len(reads))
+    assert found[0] == found[1] > 0

@@ -47,8 +47,9 @@ def ranges(capture: Views) -> dict[str, Any] | None:
         return None
     kept = with_largest_shares(every, _MOST_ROWS)
     rest = [None] * len(capture.ranges_rest)
-    types = [*(every.column("module_type")[row] for row in kept), *rest]
-    depths = [*(every.column("depth")[row] for row in kept), *(0 for _ in rest)]
+    module_type, depth = every.column("module_type"), every.column("depth")
+    types = [*(module_type[row] for row in kept), *rest]
+    depths = [*(depth[row] for row in kept), *(0 for _ in rest)]
     by_name, (number, _) = capture.ranges_by_name, intern(every.column("name"))
     total_ns = by_name.column("total_ns")
     costliest = sorted(range(len(by_name)), key=lambda row: -total_ns[row])[:_MOST_ROWS]
@@ -84,7 +85,8 @@ def _columns(found: Table, rows: Sequence[int], group: Ints, capture: Views) -> 
 
     def values(name: str) -> list[Any]:
         more = rest.column(name) if name in rest.columns else [None] * len(rest)
-        return [*(found.column(name)[row] for row in rows), *more]
+        cells = found.column(name)
+        return [*(cells[row] for row in rows), *more]
 
     names = values("name")
     total_ns = [*values("total_ns")[: len(rows)], *rest.column("self_total_ns")]
