@@ -274,11 +274,21 @@ def other_content_of_memory_that_numpy_has() -> Step:
     return step
 
 
+def loads_by_workers() -> Step:
+    """What comes from a worker is put together in a new, empty tensor."""
+
+    def step() -> torch.Tensor:
+        torch.empty(64, 64)
+        return torch.randn(64, 64).sum()
+
+    return step
+
+
 @pytest.mark.parametrize(
     "program",
     [
-        a_new_batch, one_fixed_batch, infers_one_fixed_batch, fills_a_buffer, draws_by_dropout,
-        recomputes_in_the_backward, averages_in_place, joins_two_inputs, joins_the_same_in_a_loop,
+        loads_by_workers, a_new_batch, one_fixed_batch, infers_one_fixed_batch, fills_a_buffer,
+        draws_by_dropout, recomputes_in_the_backward, averages_in_place, joins_two_inputs, joins_the_same_in_a_loop,
         shuffles_and_uses_all, two_steps_of_an_optimizer, writes_by_numpy,
         other_content_of_memory_that_numpy_has,
     ],

@@ -171,6 +171,18 @@ def test_steps_samples_and_operations_are_counted() -> None:
     assert facts["operators"]["addmm"] == 2
 
 
+def test_all_samples_are_counted_also_while_steps_are_timed() -> None:
+    work, net = Work(), model()
+    work.begin()
+    for number, inputs in enumerate(INPUTS):
+        work.only_losses = number >= 2
+        net(inputs).sum().backward()
+    work.end()
+    training = work.facts()["training"]
+    assert training["calls"] * 8 == training["samples"] == STEPS * 8
+    assert training["rows"] == 2 * 8
+
+
 def test_batches_tokens_and_evaluation_are_counted() -> None:
     ids = torch.randint(0, 50, (12, 5))
     loader = DataLoader(TensorDataset(ids), batch_size=4)

@@ -53,6 +53,8 @@ _ORDERS, _PARTS = frozenset({"randperm", "sort", "argsort"}), frozenset({"__geti
 # Attributes that are tensors, and functions whose results depend on more than their arguments.
 _ATTRIBUTES = frozenset({"T", "mT", "H", "mH", "real", "imag", "data", "grad"})
 _IMPURE = frozenset({"backward", "item", "numpy", "requires_grad_", "grad", "gumbel_softmax"})
+# They compute nothing: without what is written into their results, they are no repeated work.
+_ALLOCATE = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 _DROPOUT = {"scaled_dot_product_attention": "dropout_p", "multi_head_attention_forward": "training"}
 _PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout)
 _REPEATED = ("each step", "twice")
@@ -403,7 +405,8 @@ class Observer(TorchFunctionMode):
                 twice.add(number)
         for kind, same in zip(_REPEATED, (again, twice)):
             for number in sorted(same, reverse=True):  # a call is written into by later ones
-                if not self.calls[number].writers <= same:
+                call = self.calls[number]
+                if not call.writers <= same or (call.name in _ALLOCATE and not call.writers):
                     same.remove(number)
             seen = set[tuple[int, int]]()
             for call in map(self.calls.__getitem__, sorted(same)):

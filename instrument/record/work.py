@@ -215,8 +215,7 @@ class Work:
         is_needed = not (trains and self.only_losses and self._backwards)  # in place of losses
         if is_needed and len(values) < _MOST_VALUES and output:
             values.append(_spread(output[0]))
-        if not self.only_losses:
-            self._add_inputs(calls, [*islice(_tensors(given), _TENSORS)])
+        self._add_inputs(calls, [*islice(_tensors(given), _TENSORS)])
         self._end_step(_FORWARD)
 
     def _add_inputs(self, calls: _Calls, tensors: list[torch.Tensor]) -> None:
@@ -229,6 +228,8 @@ class Work:
         integers = (each for each in of_rows if each.ndim == 2 and each.dtype in _TOKENS)
         if (ids := next(integers, None)) is not None:
             calls.tokens = (calls.tokens or 0) + ids.numel()
+        if self.only_losses:
+            return
         if len(calls.shapes) < _MOST_SHAPES:
             calls.shapes["; ".join("×".join(map(str, each.shape)) for each in tensors)] = None
         digests = _digests([each for each in of_rows if each.shape[0] == first.shape[0]])
