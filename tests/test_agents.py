@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import runpy
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -121,6 +123,19 @@ def test_the_server_runs_a_script(tmp_path: Path) -> None:
     assert not failed
     assert said.startswith("--a b")
     assert said.endswith("Exit status: 3")
+
+
+def test_the_server_waits_for_no_process_that_a_script_leaves(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    (tmp_path / "train.py").write_text(
+        "import subprocess, sys\n"
+        "left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"with open({str(pid)!r}, 'w') as file: file.write(str(left.pid))\n"
+        "print('done')\n"
+    )
+    ((_, said),) = served(tmp_path, ("run", {"script": "train.py"}))
+    os.kill(int(pid.read_text()), signal.SIGKILL)  # it is alive
+    assert said.startswith("done")
 
 
 def test_without_its_package_the_server_says_what_to_install(

@@ -202,12 +202,19 @@ async def _called(folder: Path, words: tuple[str, ...]) -> str:
         ToolError: the command could not do what it was asked for.
     """
     from subprocess import DEVNULL
+    from tempfile import TemporaryFile
 
     from anyio import run_process
 
     command = [sys.executable, "-m", "instrument", *words]
-    ended = await run_process(command, cwd=folder, stdin=DEVNULL, check=False)
-    texts = [each.decode(errors="replace").strip() for each in (ended.stdout, ended.stderr)]
+    # files, because what a script leaves running would keep a pipe open
+    with TemporaryFile() as out, TemporaryFile() as err:
+        ended = await run_process(
+            command, cwd=folder, stdin=DEVNULL, stdout=out, stderr=err, check=False
+        )
+        for file in (out, err):
+            file.seek(0)
+        texts = [file.read().decode(errors="replace").strip() for file in (out, err)]
     text = "\n\n".join(_shortened(each) for each in texts if each)
     if ended.returncode == _ERROR and words[0] != "run":
         raise _refused(text)
