@@ -150,6 +150,16 @@ def test_what_is_printed(transcript: Callable[[list[str]], str], golden: Golden)
     golden("whatif.txt", transcript(COMMANDS))
 
 
+@pytest.mark.usefixtures("folders")
+def test_a_change_that_rounds_to_nothing_is_no_change(command: Command) -> None:
+    printed = command("whatif", "cpu", "--scale", "range:slow=1.0002").out  # 120 ns
+    assert "a step would take 1.000 ms, no change\n" in printed
+    assert "\nSaving: 0.000 ms (0 %)\n" in printed
+    printed = command("whatif", "cpu", "--scale", "range:slow=1.01").out
+    assert "a step would take 1.006 ms instead of 1.000 ms\n" in printed
+    assert "\nSaving: -0.006 ms (-0.6 %): a step takes longer\n" in printed
+
+
 def found(command: Command, *arguments: object) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(command("whatif", *arguments, "--json").out)
     return loaded

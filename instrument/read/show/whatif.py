@@ -117,7 +117,9 @@ def _heading(name: str, scenario: Scenario, text: Callable[[float], str]) -> str
     heading = f"{name}: {_unit(scenario)}"
     if not scenario.edits:
         return f"{heading} takes {text(scenario.step_ns)}"
-    return f"{heading} would take {text(scenario.step_ns)} instead of {text(scenario.baseline_ns)}"
+    after, before = text(scenario.step_ns), text(scenario.baseline_ns)
+    change = ", no change" if after == before else f" instead of {before}"
+    return f"{heading} would take {after}{change}"
 
 
 def _unit(scenario: Scenario) -> str:
@@ -132,12 +134,11 @@ def _edits(scenario: Scenario) -> list[str]:
 
 def _saving(scenario: Scenario, text: Callable[[float], str]) -> str:
     low, high = text(scenario.low_ns), text(scenario.high_ns)
-    share = (
-        f" ({percent(scenario.saving_ns / scenario.baseline_ns)})" if scenario.baseline_ns else ""
-    )
+    saving = scenario.saving_ns if text(scenario.saving_ns) != text(0.0) else 0.0
+    share = f" ({percent(saving / scenario.baseline_ns)})" if scenario.baseline_ns else ""
     bounds = "" if low == high else f", between {low} and {high}"
-    longer = f": {_unit(scenario)} takes longer" if scenario.saving_ns < 0 else ""
-    return f"Saving: {text(scenario.saving_ns)}{share}{bounds}{longer}"
+    longer = f": {_unit(scenario)} takes longer" if saving < 0 else ""
+    return f"Saving: {text(saving)}{share}{bounds}{longer}"
 
 
 def _profile(scenario: Scenario, rows: int, text: Callable[[float], str]) -> str | Section:
