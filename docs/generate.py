@@ -140,7 +140,7 @@ def options_page() -> str:
         ),
         "## Presets",
         'A preset is a set of options under one name: `Session("trace")`, or `profiler=trace`.',
-        _table(("preset", "", "options", "sinks"), _preset_rows()),
+        _table(("preset", "for", "options", "sinks"), _preset_rows()),
     ]
     for title, names in groups.items():
         parts.append(f"## {title}")
@@ -196,7 +196,7 @@ def cli_page() -> str:
         f"{by_hand}{NOTE}\n## All commands",
         _prose("`instrument COMMAND --help` prints the same text."),
         _table(
-            ("command", ""),
+            ("command", "meaning"),
             [(f"[`{a.dest}`](#{a.dest})", _cell(a.help or "")) for a in commands._choices_actions],
         ),
     ]
@@ -205,7 +205,7 @@ def cli_page() -> str:
             action for action in each._actions if not isinstance(action, argparse._HelpAction)
         ]
         rows = [(f"`{_usage(action)}`", _cell(_help(action))) for action in arguments]
-        parts += [f"### {name}", _prose(each.description or ""), _table(("argument", ""), rows)]
+        parts += [f"### {name}", _prose(each.description or ""), _table(("argument", "meaning"), rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -215,7 +215,7 @@ def tables_page() -> str:
     parts = [f"{by_hand}\n\n{NOTE}"]
     for name, columns in (("events", EVENTS), ("segments", SEGMENTS)):
         rows = [(f"`{column.name}`", _cell(column.doc)) for column in columns]
-        parts += [f"## `{name}`", _table(("column", ""), rows)]
+        parts += [f"## `{name}`", _table(("column", "meaning"), rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -227,7 +227,7 @@ def try_page() -> str:
          f"`{_cell(each.by_hand)}`")
         for each in CHANGES.values()
     ]  # fmt: skip
-    header = ("change", "", "may change in the results", "in the script")
+    header = ("change", "meaning", "may change in the results", "in the script")
     parts = [by_hand, NOTE, "## The changes", _table(header, rows)]
     return "\n\n".join(parts) + "\n"
 
@@ -273,7 +273,7 @@ def columns_page() -> str:
             left_out = [each.name for each in tables[whole] if each not in columns]
             parts.append(_prose(f"The columns of {whole} without {_listed(left_out)}."))
         else:
-            parts.append(_table(("column", ""), _column_rows(columns)))
+            parts.append(_table(("column", "meaning"), _column_rows(columns)))
     return "\n\n".join([*parts, *_coverage()]) + "\n"
 
 
@@ -327,7 +327,7 @@ def json_page() -> str:
     ]
     for title, keys in tables.items():
         rows = [(f"`{key}`", _cell(text)) for key, text in keys.items()]
-        parts += [f"## {title}", _table(("key", ""), rows)]
+        parts += [f"## {title}", _table(("key", "meaning"), rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -467,7 +467,7 @@ def _option(row: Row) -> str:
 
 def _option_table(rows: Any) -> str:
     cells = ((f"`{name}`", kind, f"`{default}`", _cell(text)) for name, kind, default, text in rows)
-    return _table(("option", "type", "default", ""), cells)
+    return _table(("option", "type", "default", "meaning"), cells)
 
 
 def _table(head: tuple[str, ...], rows: Any) -> str:
