@@ -205,7 +205,12 @@ def cli_page() -> str:
             action for action in each._actions if not isinstance(action, argparse._HelpAction)
         ]
         rows = [(f"`{_usage(action)}`", _cell(_help(action))) for action in arguments]
-        parts += [f"### {name}", _prose(each.description or ""), _table(("argument", "meaning"), rows)]
+        text = _prose(each.description or "")
+        parts += [f"### {name}", text, _table(("argument", "meaning"), rows)]
+            f"### {name}",
+            _prose(each.description or ""),
+            _table(("argument", "meaning"), rows),
+        ]
     return "\n\n".join(parts) + "\n"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -143,6 +144,8 @@ def run(arguments: argparse.Namespace) -> str | Parts:
                 say(*lines)
             if blocks:
                 show_result(result())
+            if proof is not None:  # without a certificate, it would only be in the way of the next
+                shutil.rmtree(proof, ignore_errors=True)
             raise
         finally:
             if blocks and not finished.keep and comparison().step.verdict != "undecided":
