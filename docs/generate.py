@@ -207,10 +207,6 @@ def cli_page() -> str:
         rows = [(f"`{_usage(action)}`", _cell(_help(action))) for action in arguments]
         text = _prose(each.description or "")
         parts += [f"### {name}", text, _table(("argument", "meaning"), rows)]
-            f"### {name}",
-            _prose(each.description or ""),
-            _table(("argument", "meaning"), rows),
-        ]
     return "\n\n".join(parts) + "\n"
 
 

@@ -321,11 +321,11 @@ def place(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("everywhere", EVERYWHERE)
-@pytest.mark.parametrize("name", sorted(parsers().keys() - {"run"}))
+@pytest.mark.parametrize("name", sorted(parsers().keys() - {"mcp", "run"}))
 def test_no_command_prints_or_logs_a_line_of_a_stranger(
     name: str, everywhere: bool, place: Path, capsys: pytest.CaptureFixture[str], log: Log
 ) -> None:
-    """Without `instrument run`, which runs a script of the user."""
+    """Without `run`, which runs a script of the user, and `mcp`, which serves what others print."""
     shown = 0
     for arguments in invocations(name, place, everywhere):
         try:
