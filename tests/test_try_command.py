@@ -72,6 +72,7 @@ def test_a_change_is_measured_certified_and_verified(folder: Path, command: Comm
     assert change["verdict"] == "faster and equal"
     assert change["losses"] == "bit-equal"
     assert change["low"] < -0.3 < change["high"] + 0.4
+    assert "no-anomaly" in command(*words[:2], "--markdown", *words[2:]).out
     command("verify", change["proof"])
     assert sorted(each.name for each in folder.iterdir()) == ["train.py", "tried"]
     assert not [*folder.rglob("result.txt")]  # each run was ended before

@@ -169,6 +169,12 @@ def test_steps_samples_and_operations_are_counted() -> None:
     assert facts["flops"] == STEP_FLOPS
     assert facts["precision"] == {"float32": 1}
     assert facts["operators"]["addmm"] == 2
+    norms = [float.fromhex(each) for each in facts["gradient_norms"]]
+    net = model()
+    F.cross_entropy(net(INPUTS[0]), LABELS[0]).backward()
+    norm = torch.cat([each.grad.flatten() for each in net.parameters()]).norm().item()  # type: ignore[union-attr]
+    assert norms[0] == pytest.approx(norm, rel=1e-6)
+    assert len(norms) == STEPS
 
 
 def test_all_samples_are_counted_also_while_steps_are_timed() -> None:

@@ -89,6 +89,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write a certificate, proof.json and proof.md, into this new folder: run A once more, "
         "B, and A again, not timed, to compare their losses and their work",
     )
+    add(
+        "--gradients",
+        action="store_true",
+        help="with --proof, also compare the norms of gradients",
+    )
     add("--json", action="store_true", help="print JSON, with all runs and times in nanoseconds")
 
 
@@ -155,7 +160,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
         shown = result()
         if proof is None:
             return shown
-        certificate = _certify((a, b), comparison(), works, proof)
+        certificate = _certify((a, b), comparison(), works, proof, arguments.gradients)
         if isinstance(shown, str):
             say(*certificate)
             return shown
@@ -167,6 +172,7 @@ def _certify(
     comparison: Comparison,
     works: Works,
     folder: Path,
+    gradients: bool,
 ) -> list[str]:
     """Write the certificate of a comparison, and return it as lines."""
     from instrument.read.compare.ab_runs import LABELS
@@ -183,6 +189,7 @@ def _certify(
         folder,
         margin=comparison.margin,
         level=comparison.level,
+        gradients=gradients,
         load={label: median(side) if side else None for label, side in zip(LABELS, known)},
     )
     path = save(proof, markdown(proof), folder)

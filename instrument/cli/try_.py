@@ -12,7 +12,7 @@ from pathlib import Path
 
 from instrument.base.errors import ConfigError
 from instrument.base.prose import wrapped
-from instrument.cli.arguments import add_step_kind, positive
+from instrument.cli.arguments import add_formats, add_step_kind, positive
 from instrument.cli.output import Parts, Written, say
 
 HELP = "try changes that need no edit of a script, and measure which make it faster"
@@ -60,10 +60,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run the script in this folder, not in a copy of it",
     )
+    add(
+        "--gradients",
+        action="store_true",
+        help="compare the norms of the gradients in certificates",
+    )
     add("--yes", action="store_true", help="do not ask before the first run")
     add("--dry-run", action="store_true", help="list the changes, and run nothing")
     add_step_kind(parser)
-    add("--json", action="store_true", help="print JSON")
+    add_formats(parser, json="print JSON", markdown="print Markdown for a pull request")
 
 
 def seconds(text: str) -> float:
@@ -94,7 +99,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
     """Try the changes; return what was measured, as a table or JSON."""
     from instrument.read.compare.tries import Plan, try_changes
     from instrument.read.show.proof import markdown
-    from instrument.read.show.tries import as_json, parts
+    from instrument.read.show.tries import as_json, as_markdown, parts
     from instrument.record.applied_changes import variables
     from instrument.record.changes import CHANGES, parse
     from instrument.record.script import prepared
@@ -136,6 +141,7 @@ def run(arguments: argparse.Namespace) -> str | Parts:
                 wanted=wanted,
                 until=time.monotonic() + arguments.budget,
                 steps=arguments.steps,
+                gradients=arguments.gradients,
                 variables_of=variables,
                 by_hand_of=_by_hand,
                 predict=_predicted,
@@ -143,7 +149,9 @@ def run(arguments: argparse.Namespace) -> str | Parts:
                 say=say,
             )
         )
-    return Written(as_json(found)) if arguments.json else parts(found, arguments.program)
+    if arguments.json:
+        return Written(as_json(found))
+    return Written(as_markdown(found)) if arguments.markdown else parts(found, arguments.program)
 
 
 @contextmanager

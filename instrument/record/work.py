@@ -10,6 +10,8 @@ import atexit
 import json
 import os
 import platform
+import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
+from threading import get_ident
 from typing import Any
 from weakref import WeakSet, ref
 
@@ -105,10 +108,11 @@ class Work:
         self._unseen, self._seen_at = 0, 0  # backwards without a call of a model
         self._owners = dict[int, Any]()  # the models called, and the optimizer, in this step
         self._stepping = list[Optimizer]()
-        self._last = dict[int, Any]()
+        self._norms, self._last = list[float](), dict[int, Any]()
         # the largest of all steps, because objects of an earlier model may live on
         self._trained = self._changed = self._with_gradients = 0
         self._idle_steps = self._checked_steps = 0
+        self._slept_s = self._sleeping_s = 0.0  # until the last step, and since then
         self._loaders = dict[tuple[int | None, int | None], int]()  # batches
         self._counts, self._depth = OperatorCounts(), Depth()
 
@@ -118,6 +122,7 @@ class Work:
         """Observe from now on; torch is loaded."""
         self._over = False
         _alive.add(self)
+        self._wrap(time, "sleep", self._noticing_sleeps)
         self._wrap(torch.autograd, "backward", self._noticing_backward)
         self._wrap(nn.Module, "__call__", self._noticing_calls)
         self._wrap(_BaseDataLoaderIter, "__next__", self._noticing_batches)
@@ -153,6 +158,17 @@ class Work:
         def noticed(optimizer: Optimizer, *_: object) -> None:
             if not is_dynamo_compiling():
                 self._safely(act, optimizer)
+
+        return noticed
+
+    def _noticing_sleeps(self, sleep: Callable[[float], None]) -> Callable[[float], None]:
+        thread = get_ident()
+
+        def noticed(seconds: float, /) -> None:
+            sleep(seconds)
+            is_own = sys._getframe(1).f_globals.get("__name__", "").startswith("instrument.")
+            if get_ident() == thread and not is_own:
+                self._sleeping_s += seconds
 
         return noticed
 
@@ -250,7 +266,8 @@ class Work:
         if optimizer in self._stepping:  # its last step has raised an error
             del self._stepping[self._stepping.index(optimizer) :]
         if not self._stepping and not self.only_losses:
-            self._add_gradients(_STEP, _parameters(optimizer))
+            scale = getattr(optimizer, "grad_scale", None)
+            self._add_gradients(_STEP, _parameters(optimizer), scale)
         self._stepping.append(optimizer)
 
     def _after(self, optimizer: Optimizer) -> None:
@@ -265,15 +282,20 @@ class Work:
         self._owners[id(optimizer)] = optimizer
         self._end_step(_STEP)
 
-    def _add_gradients(self, kind: int, parameters: list[torch.Tensor]) -> None:
+    def _add_gradients(self, kind: int, parameters: list[torch.Tensor], scale: Any) -> None:
         found = [each for each in parameters if each.grad is not None]
         norms = [_norm(_local(each.grad)) for each in found]
         sizes = [each.numel() for each in found]
 
         def add() -> None:
-            if kind == self._kind:
-                those = sum(size for size, norm in zip(sizes, _numbers(norms)) if norm)  # nan too
-                self._with_gradients = max(self._with_gradients, those)
+            if kind != self._kind:
+                return
+            factor = 1.0 if scale is None else float(scale)
+            values = [norm / factor for norm in _numbers(norms)]
+            those = sum(size for size, norm in zip(sizes, values) if norm)  # nan too
+            self._with_gradients = max(self._with_gradients, those)
+            if len(self._norms) < _MOST_VALUES:
+                self._norms.append(sum(norm**2 for norm in values) ** 0.5)
 
         self._pending.append(add)
 
@@ -282,7 +304,7 @@ class Work:
         owners, self._owners = [*self._owners.values()], {}
         parameters = {id(each): each for owner in owners for each in _parameters(owner)}
         if self._kind == _BACKWARD:
-            self._add_gradients(_BACKWARD, [*parameters.values()])
+            self._add_gradients(_BACKWARD, [*parameters.values()], None)
         before, kind, now = self._last, self._kind, dict[int, Any]()
         for key, each in parameters.items():
             now[key] = ref(each), _bits(_local(each)), each.numel()
@@ -310,8 +332,9 @@ class Work:
         if kind > self._kind:
             self._kind, self._ended = kind, 0
             self._checked_steps = self._idle_steps = 0
-            self._last, self._with_gradients = {}, 0
+            self._last, self._norms, self._with_gradients = {}, [], 0
             self._counts.restart()
+        self._slept_s, self._sleeping_s = self._slept_s + self._sleeping_s, 0.0
         self._ended += 1
         since = self._ended - _COUNTED_AFTER[kind]
         if since == 0 and not self.only_losses:
@@ -388,10 +411,12 @@ class Work:
             },
             "checked_steps": self._checked_steps,
             "idle_steps": self._idle_steps,
+            "gradient_norms": _hex(self._norms),
             "counted_steps": steps,
             "flops": None if flops is None else flops / steps,
             "precision": {k: v / flops for k, v in products.items()} if flops else None,
             "operators": _per_step(operators, steps),
+            "slept_s": self._slept_s,
             "compiles": compiles,
             "failure": self.failure,
             "environment": {

@@ -52,10 +52,12 @@ FACTS: dict[str, Any] = {
     "parameters": {"trained": 10, "with_gradients": 10, "changed": 10},
     "checked_steps": 3,
     "idle_steps": 0,
+    "gradient_norms": ["0x1.0p+0", "0x1.0p-1", "0x1.0p-2"],
     "counted_steps": 2,
     "flops": 240.0,
     "precision": {"float32": 1.0},
     "operators": {"mm": 2.0},
+    "slept_s": 0.0,
     "compiles": False,
     "failure": None,
     "environment": {
@@ -111,7 +113,7 @@ def certificate(tmp_path: Path) -> Path:
     works = Works(*(as_work(work()) for _ in range(3)))
     save_work(works, folder)
     programs = [Program(label, label, ["train", f"--{label}"], tmp_path) for label in "AB"]  # type: ignore[arg-type]
-    proof = proof_of(programs, blocks(0.8), works, folder, margin=0.02)
+    proof = proof_of(programs, blocks(0.8), works, folder, margin=0.02, gradients=True)
     save(proof, markdown(proof), folder)
     return folder
 
@@ -122,7 +124,7 @@ def test_ab_writes_a_certificate_that_verify_checks(tmp_path, monkeypatch, capsy
     Path("work.json").write_text(json.dumps(work()))
     command = f"{sys.executable} program.py work.json"
     sides = ["--a", f"{command} 3000", "--b", f"{command} 2000"]
-    assert main(["ab", *sides, "--blocks", "6", "--proof", "p"]) == 0
+    assert main(["ab", *sides, "--blocks", "6", "--proof", "p", "--gradients"]) == 0
     printed = capsys.readouterr().out
     assert "Certificate: faster and equal. B is faster, and its losses are bit-equal." in printed
     proof = read_proof(Path("p/proof.json"))
@@ -168,6 +170,7 @@ FORGERIES: dict[str, tuple[Callable[[Any], object], str]] = {
     "interval": (lambda x: x["change"].update(low=-0.21), "change"),
     "blocks": (lambda x: x["blocks"][0][0].update(step_ns=2e6), "change"),
     "losses": (lambda x: x["numbers"].update(compared=100), "numbers"),
+    "gradients": (lambda x: x["gradients"].update(largest=0.1), "gradients"),
     "work": (lambda x: x["work"]["B"].update(steps=4), "work"),
     "differences": (
         lambda x: x["differences"].append({"what": "x", "refuses": False, "text": "x"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,7 @@ class Program:
     caches: bool = False
     evaluates: bool = True
     dtype: torch.dtype = torch.float32
+    sleep_s: float = 0.0
     recomputes: bool = False
     fused_attention: bool = False
     foreach: bool = False
@@ -60,6 +62,7 @@ class Program:
             ids = ids[:, : self.length + 1]
             if not self.keep(number):
                 continue
+            time.sleep(self.sleep_s)
             optimizer.zero_grad()
             with torch.autocast("cpu", self.dtype, enabled=self.dtype != torch.float32):
                 out = call(ids[:, :-1])
@@ -123,7 +126,7 @@ class Layer(nn.Module):
         return y
 
 
-PLAIN = Program()
+PLAIN = Program(sleep_s=1e-4)
 CHEATS = {
     "skipped batches": (Program(keep=lambda number: number % 2 == 0), "steps"),
     "smaller dataset": (Program(samples=SAMPLES // 2), "dataset"),
@@ -138,6 +141,7 @@ CHEATS = {
     "cached result": (Program(caches=True), "operations"),
 }
 HONEST = {
+    "no sleep": Program(),
     "fused attention": Program(fused_attention=True),
     "foreach": Program(foreach=True),
     "compiled": Program(compiled=True),

@@ -38,8 +38,8 @@ ROWS = {
 ENVIRONMENT = Environment("2.13.0", "3.11", "Linux", "", [], 2, 2)
 FACTS = Facts(
     steps=10, backwards=10, batches=None, loaders=[], training=None, evaluation=None,
-    parameters=Parameters(), checked_steps=0, idle_steps=0, counted_steps=0, flops=None,
-    precision=None, operators=None, compiles=False, failure=None, environment=ENVIRONMENT,
+    parameters=Parameters(), checked_steps=0, idle_steps=0, gradient_norms=None, counted_steps=0, flops=None,
+    precision=None, operators=None, slept_s=0.0, compiles=False, failure=None, environment=ENVIRONMENT,
 )  # fmt: skip
 
 
@@ -134,6 +134,7 @@ def tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Trie
             wanted=wanted,
             until=time.monotonic() + budget_s,
             steps=None,
+            gradients=True,
             variables_of=lambda _: {},
             by_hand_of=lambda words: f"by hand {words}",
             predict=lambda _: predicted,
@@ -165,6 +166,7 @@ def test_faster_changes_are_measured_and_the_others_are_left_out_after_the_first
     assert by_words["fused"].verdict == "faster and equal"
     proof = read_proof(Path(by_words["workers=2"].proof))
     assert proof.programs[1].name == "with workers=2"
+    assert proof.gradients is not None
     assert not any(each.wrong for each in check(proof, Path(by_words["workers=2"].proof).parent))
     assert found.together is not None
     assert found.together.words == "workers=2,fused"

@@ -30,7 +30,9 @@ from instrument.read.compare.work import (
     Numbers,
     Work,
     compare_numbers,
+    compare_values,
     differences,
+    lowest_bits,
     read_work,
 )
 from instrument.read.trace.capture_json import BAD_JSON
@@ -99,6 +101,7 @@ class Proof(Struct, frozen=True, kw_only=True):
     blocks: Annotated[list[Block], Meta(min_length=1, max_length=10_000)]
     load: dict[Label, Annotated[float, Meta(ge=0, le=1)] | None] | None = None
     numbers: Numbers
+    gradients: Numbers | None = None
     differences: Annotated[list[Difference], Meta(max_length=64)]
     work: dict[Label, Facts]
     files: Annotated[list[File], Meta(max_length=10_000)]
@@ -120,6 +123,7 @@ def proof_of(
     *,
     margin: float,
     level: float = LEVEL,
+    gradients: bool = False,
     declared: Declared = "same",
     predicted: Predicted | None = None,
     load: dict[Label, float | None] | None = None,
@@ -133,13 +137,14 @@ def proof_of(
         folder: the folder of the certificate, which holds `WORK_FILES`.
         margin: a change of at most this share counts as the same.
         level: the significance level of the interval.
+        gradients: whether the norms of gradients are compared.
         declared: what the change itself says that it does to the numbers.
         predicted: what a finding predicted.
         load: the share of time in which the steps of a side had no CPU.
     """
     own = [name for name, work in zip(WORK_FILES, works) if work is not None]
     return Proof(
-        **_judged(blocks, works, margin, level, declared),
+        **_judged(blocks, works, margin, level, declared, gradients),
         programs=[
             Side(each.label, each.name, redact_words(each.command), each.commit)
             for each in programs
@@ -158,12 +163,17 @@ def _judged(
     margin: float,
     level: float,
     declared: Declared,
+    gradients: bool,
 ) -> dict[str, Any]:
     """What a certificate says of measurements: these fields can be computed again."""
     change = change_of(blocks, level)
     numbers, a, b = compare_numbers(*works), works.a.facts, works.b.facts
     found = differences(a, b, numbers, declared)
     verdict, reason = verdict_of(change, margin, numbers, found)
+    norms = None
+    if gradients:
+        bits = lowest_bits(a.precision)
+        norms = compare_values(a.gradient_norms or [], b.gradient_norms or [], bits)
     # not all digits, because another machine's logarithms may differ in the last one
     low, high = (None if x is None else round(x, 9) for x in (change.low, change.high))
     speed = Speed(round(change.share, 9), low, high, round(change.p_value, 9), level, margin)
@@ -172,6 +182,7 @@ def _judged(
         "reason": reason,
         "change": speed,
         "numbers": numbers,
+        "gradients": norms,
         "differences": found,
         "work": {"A": a, "B": b},
     }
@@ -312,8 +323,8 @@ def check(proof: Proof, folder: Path) -> Iterator[Check]:
     if a is None or b is None:
         yield Check("work", "is in no file that the certificate names")
         return
-    speed = proof.change
+    speed, gradients = proof.change, proof.gradients is not None
     works = Works(a, b, again)
-    found = _judged(proof.blocks, works, speed.margin, speed.level, proof.declared)
+    found = _judged(proof.blocks, works, speed.margin, speed.level, proof.declared, gradients)
     for name, value in found.items():
         yield Check(name, "" if value == getattr(proof, name) else _WRONG)

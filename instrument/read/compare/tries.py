@@ -158,6 +158,7 @@ class Plan:
         wanted: the names of the changes to try; all that fit if empty.
         until: the end of the budget, as a time of `time.monotonic`.
         steps: how many steps a timed block has; None means about 0.3 s.
+        gradients: whether the certificates compare the norms of gradients.
         variables_of: the environment variables of changes.
         by_hand_of: how to write a change in the script.
         predict: the savings that the findings in captures predict, by code: the share of the step,
@@ -173,6 +174,7 @@ class Plan:
     wanted: Sequence[str]
     until: float
     steps: int | None
+    gradients: bool
     variables_of: Callable[[str], Mapping[str, str]]
     by_hand_of: Callable[[str], str]
     predict: Callable[[Sequence[Path]], Mapping[str, tuple[float, float, float]]]
@@ -427,6 +429,7 @@ def _certify(plan: Plan, found: Tries, each: Tried, pair: Pair, level: float) ->
         folder,
         margin=MARGIN,
         level=level,
+        gradients=plan.gradients,
         declared=each.numbers,
         predicted=predicted,
     )

@@ -102,10 +102,12 @@ class Facts(Struct, frozen=True):
     parameters: Parameters
     checked_steps: Number
     idle_steps: Number
+    gradient_norms: Values | None
     counted_steps: Number
     flops: Amount | None
     precision: Counts | None
     operators: Counts | None
+    slept_s: Amount
     compiles: bool
     failure: Name | None
     environment: Environment
@@ -281,6 +283,9 @@ def _unseen(a: Facts, b: Facts) -> Iterator[Difference]:
         if facts.failure is not None:
             text = f"The work of {label} was not seen to its end: {facts.failure}."
             yield _difference("unseen", True, text)
+    if abs(a.slept_s - b.slept_s) > 0.05 * max(a.slept_s, b.slept_s):
+        text = f"A sleeps {a.slept_s:.3g} s in time.sleep, B {b.slept_s:.3g} s."
+        yield _difference("sleep", False, text)
 
 
 def _amounts(a: Facts, b: Facts) -> Iterator[Difference]:

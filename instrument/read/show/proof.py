@@ -82,6 +82,8 @@ def _lines(proof: Proof) -> Iterator[str]:
             load = ", ".join(f"{label} {percent(share)}" for label, share in sorted(known.items()))
             yield f"Time without a CPU, which others used: {load}."
     yield f"Losses: {_numbers(proof.numbers)}."
+    if proof.gradients is not None:
+        yield f"Norms of gradients: {_numbers(proof.gradients)}."
 
 
 def _numbers(numbers: Numbers) -> str:

@@ -152,6 +152,23 @@ def _why_not(each: Tried) -> str:
     return f"{each.result}: {each.why}"
 
 
+def as_markdown(found: Tries) -> str:
+    """Return a table of the measured changes, for a pull request."""
+    rows = [
+        "| change | step before | after | by | verdict | losses | by hand |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in [*([found.together] if found.together else []), *found.tried]:
+        if each.share is not None:
+            text = durations_like(each.before_ns or 0.0)
+            cells = [
+                f"`{each.words}`", text(each.before_ns or 0.0), text(each.after_ns or 0.0),
+                _interval(each), each.verdict or each.result, each.losses, f"`{each.by_hand}`",
+            ]  # fmt: skip
+            rows.append(f"| {' | '.join(cell.replace('|', ' ') for cell in cells)} |")
+    return "\n".join(rows)
+
+
 def as_json(found: Tries) -> str:
     """Return what was measured as JSON; docs/json.md describes the keys."""
     chosen = best(found)
