@@ -87,7 +87,7 @@ _WITHOUT = {
     "memory_steps": "no step with recorded memory; session.step() marks steps, and "
     "profile_memory=true records memory",
     "memory_events": _NO_MEMORY,
-    "lines": "not sampled; profiler.lines=true samples them",
+    "lines": "no samples; profiler.lines=true writes them into lines_rank*.json beside captures",
     "memory_categories": "not recorded; profiler.memory_categories=true records them",
     "moments": "no moment was marked",
     "efficiency": "no operator with known FLOPs; profiler.record_shapes=true records input shapes",
