@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from commands import Command
 
-from instrument.base.errors import ConfigError
+from instrument.base.errors import MissingPackage
 from instrument.cli import mcp
 from instrument.cli.command import COMMANDS
 
@@ -142,5 +142,5 @@ def test_without_its_package_the_server_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
-    with pytest.raises(ConfigError, match=r"pip install 'torch-instrument\[mcp\]'"):
+    with pytest.raises(MissingPackage, match=r"pip install 'torch-instrument\[mcp\]'"):
         mcp.server(tmp_path)

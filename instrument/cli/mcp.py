@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from instrument import __version__
-from instrument.base.errors import ConfigError
+from instrument.base.errors import ConfigError, MissingPackage
 from instrument.cli.show import OPTIONS
 
 if TYPE_CHECKING:
@@ -59,14 +59,12 @@ def server(folder: Path) -> MCPServer:
     """Return a server whose tools work in a folder.
 
     Raises:
-        ConfigError: the package `mcp` is missing.
+        MissingPackage: the package `mcp` is missing.
     """
     try:
         from mcp.server.mcpserver import MCPServer
     except ImportError:
-        raise ConfigError(
-            "instrument mcp needs the package mcp: pip install 'torch-instrument[mcp]'"
-        ) from None
+        raise MissingPackage("instrument mcp", "mcp", "mcp") from None
 
     def inside(path: str) -> str:
         found = (folder / path.replace("\0", "")).resolve()

@@ -96,7 +96,7 @@ def split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def run(arguments: argparse.Namespace) -> str | Parts:
-    """Try the changes; return what was measured, as a table or JSON."""
+    """Try the changes; return what was measured, as a table, JSON or Markdown."""
     from instrument.read.compare.tries import Plan, try_changes
     from instrument.read.show.proof import markdown
     from instrument.read.show.tries import as_json, as_markdown, parts
